@@ -1,0 +1,64 @@
+"""The metrics and the one row schema that everything measured is written in.
+
+Reports, cards, tables, comparisons and charts read these rows and nothing else. `conditions` holds
+what makes two numbers comparable; a metric's version changes when its definition does.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Subject = Literal["base", "artifact", "pair"]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric's number means: its unit, which direction is better, and its definition's version."""
+
+    unit: str
+    better: Literal["lower", "higher", "neither"]
+    summary: str
+    version: int = 1
+
+
+METRICS: dict[str, Metric] = {
+    "perplexity": Metric("", "lower", "exp of the mean negative log-likelihood of a token"),
+    "kld_mean": Metric("nats", "lower", "mean over positions of KL(base || artifact), whole vocabulary"),
+    "kld_median": Metric("nats", "lower", "median over positions of KL(base || artifact)"),
+    "kld_p90": Metric("nats", "lower", "90th percentile over positions of KL(base || artifact)"),
+    "kld_p99": Metric("nats", "lower", "99th percentile over positions of KL(base || artifact)"),
+    "top1_agreement": Metric("fraction", "higher", "share of positions with the same most likely token"),
+    "block_error": Metric("fraction", "lower", "relative error of a block's output, both chains, held-out"),
+    "size_bytes": Metric("bytes", "lower", "weights of the checkpoint on disk"),
+    "bpw": Metric("bits", "lower", "bits per quantized weight, scales and zero points included"),
+    "kv_bytes_per_token": Metric("bytes", "lower", "key and value cache of one token, all layers"),
+    "prefill_tok_s": Metric("tok/s", "higher", "prompt tokens processed per second, whole batch"),
+    "decode_tok_s": Metric("tok/s", "higher", "new tokens per second, whole batch"),
+    "ttft_s": Metric("s", "lower", "time to the first token"),
+    "itl_s": Metric("s", "lower", "time between tokens, median"),
+    "load_s": Metric("s", "lower", "time to load, from opening the folder to a model that can run"),
+    "peak_memory_bytes": Metric("bytes", "lower", "peak resident memory of the measuring process"),
+    "compress_cpu_s": Metric("s", "lower", "CPU time of making the artifact"),
+    "compress_wall_s": Metric("s", "lower", "wall time of making the artifact"),
+    "compress_peak_bytes": Metric("bytes", "lower", "peak resident memory of making the artifact"),
+}
+
+
+def row(
+    metric: str,
+    subject: Subject,
+    task: str,
+    value: float | None,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    n: int | None = None,
+    conditions: dict[str, Any] | None = None,
+    context: dict[str, Any] | None = None,
+) -> Row:
+    """One measurement in the report's schema; the unit comes from `METRICS`."""
+    assert metric in METRICS, f"unregistered metric {metric}"
+    return {
+        "metric": metric, "subject": subject, "task": task, "value": value, "unit": METRICS[metric].unit,
+        "low": low, "high": high, "n": n, "conditions": conditions or {}, "context": context or {},
+    }  # fmt: skip
