@@ -1,0 +1,3 @@
+"""What can run an artifact: name → "module:NAME", resolved when used: nothing heavy is imported here."""
+
+RUNTIMES: dict[str, str] = {"hf": "compress.runtimes.hf:HfRuntime"}

@@ -1,0 +1,40 @@
+"""What a calibration pass leaves behind of a layer's inputs.
+
+Left out: per-token norms and third moments; nothing here needs them.
+"""
+
+import torch
+from torch import Tensor
+
+from compress.numerics import bf16_products, has_bf16_matrix_unit
+
+_PANEL = 256  # columns of the Gram matrix computed at a time: the lower triangle is never computed
+
+
+class Gram:
+    """XᵀX / N of everything that went through a layer, float32 [I, I], and the count of tokens.
+
+    Only the upper triangle is accumulated, panel by panel. Where the CPU multiplies bfloat16 tiles in
+    hardware, inputs are rounded to bfloat16 (as a bfloat16 runtime sees them) and multiplied there, which is
+    exact for such values; the sum is float32 everywhere.
+    """
+
+    def __init__(self, in_features: int) -> None:
+        self._sum_II = torch.zeros(in_features, in_features)
+        self.tokens = 0
+
+    def update(self, x: Tensor) -> None:
+        """Adds inputs [..., I]; padding must have been taken out."""
+        x_NI = x.reshape(-1, x.shape[-1]).float()
+        if has_bf16_matrix_unit():
+            x_NI = x_NI.bfloat16().float()
+        with bf16_products():
+            for start in range(0, x_NI.shape[1], _PANEL):
+                end = start + _PANEL
+                self._sum_II[start:end, start:].addmm_(x_NI[:, start:end].t(), x_NI[:, start:])
+        self.tokens += len(x_NI)
+
+    def matrix(self) -> Tensor:
+        """The symmetric matrix; zero when no token was seen."""
+        upper = self._sum_II.triu() / max(1, self.tokens)
+        return upper + upper.triu(1).t()

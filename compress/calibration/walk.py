@@ -1,0 +1,411 @@
+"""The block walk: a model of any depth is compressed with one block in memory.
+
+Two chains of held-out activations go through the blocks together: the *base* chain through each original
+block, the *compressed* chain through what has been made of it. The calibration tokens go through the
+compressed blocks, so that every layer is solved for the inputs that it will really see. From the two held-out
+chains fall out the error of each block, exact KL divergence and perplexity of both models at the end, and the
+reference against which the artifact is verified.
+
+`walk` is a generator: it yields a block, the caller's plain `for` loop sets the block's coded weights, and the
+walk goes on. A step asks the block for its `sublayers()`: groups of weights that read the same input, with the
+Gram matrix of that input, in the order of execution. When the activations of all calibration tokens fit in
+memory, the block's forward pass is *suspended* in front of each group (a greenlet for each batch) and resumed
+once the group is solved: one pass gathers every statistic from inputs that already went through the quantized
+sublayers before ("true sequential"), and leaves the block's output behind. Where they do not fit, one pass through
+the original block gathers all statistics and a second through the finished block makes its output; which of
+the two is decided in the plan, not here.
+
+This is the only file with hooks. Left out: a base chain for the calibration tokens (no method asks for it yet)
+and padded batches (windows are cut from running text and are always full).
+"""
+
+import copy
+import ctypes
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from greenlet import greenlet
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from compress.calibration.chain import Chain
+from compress.calibration.stats import Gram
+from compress.models.load import StreamedModel
+from compress.numerics import QuantizedWeight, bf16_products
+from compress.schemes import Scheme
+
+_LIBC = ctypes.CDLL(None)
+BATCH_TOKENS = 2048  # tokens that go through a block at a time
+TRACE = "__trace__"  # a block file's extra tensor: held-out outputs at each window's last token, [H, D]
+
+Encode = Callable[[str, QuantizedWeight, Scheme], dict[str, Tensor]]
+Decode = Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class WalkSpec:
+    """What the walk is to do.
+
+    Attributes:
+        schemes: the weights to be coded, by their module's full name.
+        encode: (name, coded weight, scheme) to the tensors of the checkpoint.
+        decode: the float32 weight [O, I] that a loader makes of those tensors.
+        statistics: whether calibration tokens go through at all.
+        sequential: suspend the forward pass at each sublayer, or gather in a pass of its own.
+        dtype: in which the calibration tokens are computed; the held-out ones always in float32.
+    """
+
+    schemes: Mapping[str, Scheme]
+    encode: Encode
+    decode: Decode
+    statistics: bool
+    sequential: bool
+    dtype: torch.dtype
+
+
+@dataclass
+class Block:
+    """One decoder block in the hands of a step.
+
+    Attributes:
+        name: full name, such as "model.layers.7".
+        module: the block with float32 weights; coded weights replace the originals as they are set.
+        twin: the block that the calibration tokens go through, in the walk's dtype.
+        schemes: the schemes of its weights, by full name.
+        tensors: checkpoint tensors of the weights that have been set.
+        record: losses and notes for the report.
+    """
+
+    name: str
+    module: nn.Module
+    twin: nn.Module
+    schemes: dict[str, Scheme]
+    spec: WalkSpec
+    groups: list[list[str]]
+    batches: list["_Batch"]
+    calibration: Chain | None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=lambda: {"loss": {}, "notes": {}})
+    outputs_written: bool = False
+
+    def linear(self, name: str) -> nn.Linear:
+        """The layer of a full name."""
+        return self._linear(self.module, name)
+
+    def _linear(self, module: nn.Module, name: str) -> nn.Linear:
+        found = module.get_submodule(name[len(self.name) + 1 :])
+        assert isinstance(found, nn.Linear)
+        return found
+
+    def weight(self, name: str) -> Tensor:
+        """The layer's float32 weight [O, I]."""
+        return self.linear(name).weight.detach()
+
+    def set(self, names: list[str], coded: QuantizedWeight) -> None:
+        """Replaces the weights of `names`, which were solved stacked along their rows in this order."""
+        start = 0
+        for name in names:
+            end = start + self.linear(name).out_features
+            zero = None if coded.zero is None else coded.zero[start:end]
+            scale = coded.scale if len(coded.scale) == 1 else coded.scale[start:end]
+            part = QuantizedWeight(coded.q_OI[start:end], scale, zero)
+            stored = self.spec.encode(name, part, self.schemes[name])
+            weight_OI = self.spec.decode(name, stored, self.schemes[name])
+            self.linear(name).weight.data = weight_OI
+            self._linear(self.twin, name).weight.data = weight_OI.to(self.spec.dtype)
+            self.tensors.update(stored)
+            start = end
+        self.record["loss"]["+".join(names)] = coded.loss
+        if coded.notes:
+            self.record["notes"]["+".join(names)] = list(coded.notes)
+
+    def sublayers(self) -> Iterator[tuple[list[str], Tensor]]:
+        """Weights that read the same input, in the order of execution, and that input's Gram matrix [I, I].
+
+        The weights of a group must be set before the next group is asked for.
+        """
+        assert self.calibration is not None, "the method declared no statistics"
+        return self._suspended() if self.spec.sequential else self._gathered()
+
+    def _read(self, batch: "_Batch") -> Tensor:
+        assert self.calibration is not None
+        return self.calibration.read(batch.start, batch.end).to(self.spec.dtype)
+
+    def rerun(self) -> None:
+        """Makes the calibration chain's output by a pass through the finished block, unless it is there."""
+        if self.calibration is None or self.outputs_written:
+            return
+        for batch in self.batches:
+            with bf16_products():
+                self.calibration.write(batch.start, _forward(self.twin, self._read(batch), batch.kwargs))
+
+    def _suspended(self) -> Iterator[tuple[list[str], Tensor]]:
+        def forward(batch: _Batch) -> Tensor:
+            hidden: Tensor = self.twin(self._read(batch), **batch.kwargs)
+            return hidden
+
+        def suspend(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            parent = greenlet.getcurrent().parent
+            assert parent is not None
+            parent.switch(inputs[0])
+
+        hooks = [self._linear(self.twin, names[0]).register_forward_pre_hook(suspend) for names in self.groups]
+        runs = [(batch, greenlet(forward)) for batch in self.batches]
+        try:
+            for names in self.groups:
+                gram = Gram(self.linear(names[0]).in_features)
+                for batch, run in runs:
+                    gram.update(_advance(run, batch))
+                _trim()
+                yield names, gram.matrix()
+            assert self.calibration is not None
+            for batch, run in runs:
+                self.calibration.write(batch.start, _advance(run, batch))
+            self.outputs_written = True
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _gathered(self) -> Iterator[tuple[list[str], Tensor]]:
+        grams = [Gram(self.linear(names[0]).in_features) for names in self.groups]
+        hooks = [
+            self._linear(self.twin, names[0]).register_forward_pre_hook(
+                lambda _, inputs, gram=gram: gram.update(inputs[0])  # type: ignore[misc]
+            )
+            for names, gram in zip(self.groups, grams, strict=True)
+        ]
+        assert self.calibration is not None
+        try:
+            for batch in self.batches:
+                _forward(self.twin, self._read(batch), batch.kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for names, gram in zip(self.groups, grams, strict=True):
+            yield names, gram.matrix()
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows [start, end) of a chain, and the keyword arguments of the block at hand."""
+
+    start: int
+    end: int
+    kwargs: dict[str, Any]
+
+
+def _advance(run: greenlet, batch: "_Batch") -> Tensor:
+    """Runs a suspended forward pass up to its next sublayer, or its end, and returns what it hands over."""
+    with torch.no_grad(), bf16_products():
+        handed: Tensor = run.switch(batch) if not run else run.switch()
+    return handed
+
+
+@torch.no_grad()
+def _forward(module: nn.Module, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    output: Tensor = module(hidden, **kwargs)
+    return output
+
+
+@dataclass
+class State:
+    """The resumable state in a folder: chains, finished blocks, and one record of how far it is.
+
+    Attributes:
+        folder: the artifact's `.state`.
+        base, compressed: held-out chains, float32.
+        calibration: the calibration tokens' chain, bfloat16; None when no method needs statistics.
+        blocks: a record for each finished block.
+    """
+
+    folder: Path
+    base: Chain
+    compressed: Chain
+    calibration: Chain | None
+    blocks: list[dict[str, Any]] = field(default_factory=list)
+
+    def chains(self) -> list[Chain]:
+        return [c for c in (self.base, self.compressed, self.calibration) if c is not None]
+
+    def block_file(self, index: int) -> Path:
+        return self.folder / f"block-{index:05d}.safetensors"
+
+    def commit(self) -> None:
+        """Makes what was written since the last commit permanent, by one atomic rename."""
+        record = {"blocks": self.blocks, "parity": self.base.parity}
+        replace(self.folder / "progress.json", json.dumps(record).encode())
+
+    @property
+    def started(self) -> bool:
+        return (self.folder / "progress.json").is_file()
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader, or a crash, sees the old content or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def open_state(folder: Path, windows: tuple[Tensor, Tensor], hidden_size: int, statistics: bool) -> State:
+    """The state in `folder`, as far as an earlier run got.
+
+    Args:
+        windows: calibration and held-out tokens, int64 [N, T] and [H, T].
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens_NT, heldout_HT = windows
+    shape = (*heldout_HT.shape, hidden_size)
+    state = State(
+        folder=folder,
+        base=Chain(folder / "heldout.base", shape, torch.float32),
+        compressed=Chain(folder / "heldout.compressed", shape, torch.float32),
+        calibration=Chain(folder / "calibration", (*tokens_NT.shape, hidden_size), torch.bfloat16)
+        if statistics
+        else None,
+    )
+    if state.started:
+        record = json.loads((folder / "progress.json").read_text())
+        state.blocks = record["blocks"]
+        for chain in state.chains():
+            chain.parity = record["parity"]
+    return state
+
+
+def walk(
+    model: StreamedModel, windows: tuple[Tensor, Tensor], spec: WalkSpec, state: State, progress: Progress
+) -> Iterator[Block]:
+    """Goes through the blocks from where `state` is; yields each, and commits it when the caller comes back.
+
+    Args:
+        model: the original.
+        windows: calibration and held-out tokens, int64 [N, T] and [H, T].
+        spec: what is to be done.
+        state: from `open_state`; holds the chains' end and a record per block afterwards.
+        progress: called with blocks done and blocks in all.
+    """
+    tokens_NT, heldout_HT = windows
+    calls = {
+        "heldout": _begin(model, heldout_HT, [state.base, state.compressed], state.started, torch.float32),
+        "calibration": _begin(model, tokens_NT, [state.calibration], state.started, spec.dtype)
+        if state.calibration
+        else [],
+    }
+    if not state.started:
+        for chain in state.chains():
+            chain.sync()
+        state.commit()
+    progress(len(state.blocks), model.block_count)
+    for index in range(len(state.blocks), model.block_count):
+        batches = {k: [_Batch(s, e, c[index]) for s, e, c in v] for k, v in calls.items()}
+        name = model.block_name(index)
+        schemes = {n: s for n, s in spec.schemes.items() if n.startswith(name + ".")}
+        module = model.block(index)
+        groups = _base_pass(module, name, schemes, state.base, batches["heldout"])
+        twin = module if spec.dtype == torch.float32 else copy.deepcopy(module).to(spec.dtype)
+        block = Block(name, module, twin, schemes, spec, groups, batches["calibration"], state.calibration)
+        yield block
+        missing = [n for n in schemes if not any(t.startswith(n + ".") for t in block.tensors)]
+        assert not missing, f"the step left {missing} unset"
+        _finish(block, index, model, state, batches["heldout"])
+        progress(index + 1, model.block_count)
+
+
+def _begin(
+    model: StreamedModel, tokens_NT: Tensor, chains: list[Chain | None], started: bool, dtype: torch.dtype
+) -> list[tuple[int, int, list[dict[str, Any]]]]:
+    """Fills the chains with embeddings (unless resumed); the batches' rows and keyword arguments."""
+    count, length = tokens_NT.shape
+    size = max(1, BATCH_TOKENS // length)
+    sizes = sorted({min(size, count), count % size} - {0})
+    if started:  # the arguments depend on a batch's shape alone
+        calls = {n: _cast(next(model.embed(tokens_NT[:n], n))[1], dtype) for n in sizes}
+        return [(s, min(s + size, count), calls[min(size, count - s)]) for s in range(0, count, size)]
+    batches = []
+    kept: dict[int, list[dict[str, Any]]] = {}
+    for i, (hidden, call) in enumerate(model.embed(tokens_NT, size)):
+        for chain in chains:
+            if chain is not None:
+                chain.fill(i * size, hidden)
+        batches.append((i * size, i * size + len(hidden), kept.setdefault(len(hidden), _cast(call, dtype))))
+    return batches
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors in nested arguments, in another dtype."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {k: _cast(v, dtype) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(v, dtype) for v in value)
+    return value
+
+
+def _trim() -> None:
+    """Gives memory that is free back to the system: a chunk freed in one sublayer's shapes fits no other's."""
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+
+
+def _base_pass(
+    module: nn.Module, name: str, schemes: Mapping[str, Scheme], base: Chain, batches: list[_Batch]
+) -> list[list[str]]:
+    """Runs the base chain through the original block; which of its weights read the same input."""
+    seen: list[tuple[str, Tensor]] = []
+    hooks = [
+        module.get_submodule(n[len(name) + 1 :]).register_forward_pre_hook(
+            lambda _, inputs, n=n: seen.append((n, inputs[0]))  # type: ignore[misc]
+        )
+        for n in schemes
+    ]
+    groups: list[list[str]] = []
+    for i, batch in enumerate(batches):
+        base.write(batch.start, _forward(module, base.read(batch.start, batch.end), batch.kwargs))
+        if i == 0:
+            for hook in hooks:
+                hook.remove()
+            last: Tensor | None = None
+            for n, x in seen:
+                if x is last:
+                    groups[-1].append(n)
+                else:
+                    groups.append([n])
+                last = x
+            seen.clear()
+    return groups
+
+
+def _finish(block: Block, index: int, model: StreamedModel, state: State, heldout: list[_Batch]) -> None:
+    """Runs the compressed chain through the finished block, writes the block, commits."""
+    block.rerun()
+    error = total = 0.0
+    last = []
+    for batch in heldout:
+        output = _forward(block.module, state.compressed.read(batch.start, batch.end), batch.kwargs)
+        state.compressed.write(batch.start, output)
+        reference = state.base.other(batch.start, batch.end)
+        error += float((output - reference).square().sum())
+        total += float(reference.square().sum())
+        last.append(output[:, -1])
+    coded = {f"{n}.weight" for n in block.schemes}
+    untouched = {k: v for k, v in model.reader(block.name).items() if k not in coded}
+    path = state.block_file(index)
+    save_file({**block.tensors, **untouched, TRACE: torch.cat(last)}, path.with_suffix(".tmp"))
+    with open(path.with_suffix(".tmp"), "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(path.with_suffix(".tmp"), path)
+    for chain in state.chains():
+        chain.sync()
+        chain.flip()
+    state.blocks.append({"name": block.name, "error": (error / max(total, 1e-30)) ** 0.5, **block.record})
+    state.commit()

@@ -1,0 +1,36 @@
+"""What an on-disk format is: a pair of pure codecs, a predicate and the words for config.json."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from compress.numerics import QuantizedWeight
+from compress.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to lay coded weights down in safetensors files.
+
+    Attributes:
+        name: as recipes say it.
+        loaders: programs that read it as it is.
+        can_write: None when the scheme fits, else why not.
+        encode: (module name, coded weight, scheme) to checkpoint tensors.
+        decode: (module name, checkpoint tensors, scheme) to the float32 weight [O, I].
+        config: (schemes by module name, unquantized linear layers) to config.json's
+            `quantization_config`; None when there is none.
+        read_config: its inverse: (quantization_config, names of all linear layers) to schemes by name.
+        packs: whether coded weights take less room on disk.
+    """
+
+    name: str
+    loaders: tuple[str, ...]
+    can_write: Callable[[Scheme], str | None]
+    encode: Callable[[str, QuantizedWeight, Scheme], dict[str, Tensor]]
+    decode: Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
+    config: Callable[[Mapping[str, Scheme], list[str]], dict[str, Any] | None]
+    read_config: Callable[[Mapping[str, Any], list[str]], dict[str, Scheme]]
+    packs: bool

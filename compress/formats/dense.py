@@ -1,0 +1,54 @@
+"""Dense bfloat16: the quantized model's values in an ordinary checkpoint, loaded by everything, no smaller.
+
+For studying what a scheme does to a model where no runtime reads its codes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.formats.base import Format
+from compress.numerics import QuantizedWeight, dequantize
+from compress.schemes import Scheme
+
+
+def can_write(scheme: Scheme) -> str | None:
+    """Every weight scheme; quantized activations have nowhere to be said."""
+    return "it has no words for quantized activations" if scheme.input_activations else None
+
+
+def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tensor]:
+    """The weight's values, bfloat16 [O, I]."""
+    del scheme
+    return {f"{name}.weight": dequantize(coded).to(torch.bfloat16)}
+
+
+def decode(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
+    """float32 [O, I]."""
+    del scheme
+    return tensors[f"{name}.weight"].float()
+
+
+def config(schemes: Mapping[str, Scheme], ignore: list[str]) -> None:
+    """An ordinary checkpoint says nothing of quantization."""
+    del schemes, ignore
+
+
+def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Scheme]:
+    """Nothing is coded."""
+    del settings, linears
+    return {}
+
+
+DENSE = Format(
+    name="dense",
+    loaders=("everything",),
+    can_write=can_write,
+    encode=encode,
+    decode=decode,
+    config=config,
+    read_config=read_config,
+    packs=False,
+)

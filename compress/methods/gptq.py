@@ -1,0 +1,200 @@
+"""GPTQ: round column by column, and let the columns still to come make up for each error.
+
+Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
+arXiv:2210.17323 (the column update is their eq. 2 and 3; the Cholesky form and the lazy batches are section
+3.3, steps 2 and 3). Minimises tr(ΔW G ΔWᵀ) with G the Gram matrix of the layer's inputs.
+
+With act-order "static" the columns with the largest inputs are rounded first, while every column keeps the
+group of its own position: no `g_idx` is needed. Group parameters then have to be known before the walk over the
+columns begins, so they come from the original weights; without act-order they come from the weights as already
+updated when their group is reached.
+
+The scale search weighs a column by 1 / U_ii^2, the factor with which GPTQ's own objective counts its rounding
+error after compensation, where U is the Cholesky factor of the inverse.
+
+Left out: act-order "group" (dynamic), which compressed-tensors no longer holds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from compress.methods.base import Method, StepConfig
+from compress.methods.scale_search import minmax_qparams, search_qparams
+from compress.numerics import QuantizedWeight, quantize
+from compress.schemes import QuantArgs, Scheme
+
+_LAZY_BLOCK = 128  # columns whose updates to the rest are made by one matrix product
+_MAX_DAMPING = 10.0
+
+
+class GptqConfig(StepConfig):
+    """GPTQ's keys in a recipe.
+
+    Attributes:
+        actorder: "static" (large inputs first, groups by position) or null (columns in order).
+        scale_search: choose group ranges by weighted error rather than the plain minimum and maximum.
+        damping: added to the Gram matrix's diagonal, as a share of its mean.
+    """
+
+    method: Literal["gptq"] = "gptq"
+    actorder: Literal["static"] | None = "static"
+    scale_search: bool = True
+    damping: float = Field(default=0.01, gt=0, le=1)
+
+
+def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) -> QuantizedWeight:
+    """Codes a weight so that its output on the calibration inputs changes least.
+
+    Args:
+        w_OI: float32 weights.
+        gram_II: float32 XᵀX / N of the inputs.
+        args: how to code; strategy "tensor", "channel" or "group".
+        config: the step's settings.
+    Returns:
+        Codes and parameters; `loss` is tr(ΔW G ΔWᵀ) with the damped G. Notes: "dead_columns: N",
+        "damping: X".
+    Raises:
+        ValueError: the Gram matrix is not finite.
+    """
+    in_features = w_OI.shape[1]
+    diagonal_I = gram_II.diagonal()
+    dead_I = diagonal_I <= 0
+    order_I = torch.arange(in_features)
+    if config.actorder == "static":
+        order_I = torch.argsort(diagonal_I, descending=True, stable=True)
+    upper_II, damping = inverse_cholesky(gram_II[order_I][:, order_I], config.damping)
+    importance_I = torch.empty_like(diagonal_I)
+    importance_I[order_I] = upper_II.diagonal().square().reciprocal()
+
+    def ranges(w: Tensor, importance: Tensor) -> tuple[Tensor, Tensor | None]:
+        return search_qparams(w, importance, args) if config.scale_search else minmax_qparams(w, args)
+
+    scale_OG, zero_OG = ranges(w_OI, importance_I)
+    in_order = config.actorder is None and args.strategy == "group"
+    coded = _sweep(
+        w_OI.t()[order_I],
+        upper_II,
+        order_I // (args.group_size or in_features),
+        _Params(scale_OG.t().contiguous(), None if zero_OG is None else zero_OG.t().float().contiguous()),
+        args,
+        (lambda w, columns: ranges(w, importance_I[columns])) if in_order else None,
+    )
+    q_OI = torch.empty(w_OI.shape, dtype=torch.int8)
+    q_OI[:, order_I] = coded.q_IO.t()
+    notes = [f"dead_columns: {int(dead_I.sum())}"] if bool(dead_I.any()) else []
+    if damping > config.damping:
+        notes.append(f"damping: {damping:g}")
+    zero = None if coded.params.zero_GO is None else coded.params.zero_GO.t().to(torch.int8).contiguous()
+    return QuantizedWeight(q_OI, coded.params.scale_GO.t().contiguous(), zero, coded.loss, tuple(notes))
+
+
+def inverse_cholesky(gram_II: Tensor, damping: float) -> tuple[Tensor, float]:
+    """Upper triangular U with UᵀU = (G + λI)⁻¹, and the relative damping that it took.
+
+    A column that never saw input gets the mean of the others on its diagonal. λ starts at `damping` times the
+    diagonal's mean and grows tenfold while the factorisation fails. Computed as the inverse of the *reversed*
+    Cholesky factor (G = R Rᵀ with R upper triangular gives U = R⁻¹): one factorisation and one triangular
+    inverse, rather than a factorisation, an inverse and another factorisation.
+
+    Raises:
+        ValueError: G is not finite, or not even a damping of 10 helps.
+    """
+    if not bool(torch.isfinite(gram_II).all()):
+        raise ValueError("the Gram matrix holds values that are not finite")
+    diagonal_I = gram_II.diagonal()
+    dead_I = diagonal_I <= 0
+    mean = float(diagonal_I[~dead_I].mean()) if bool((~dead_I).any()) else 1.0
+    while damping <= _MAX_DAMPING:
+        damped_II = gram_II.clone()
+        damped_II.diagonal().add_(damping * mean + dead_I * mean)
+        lower_II, info = torch.linalg.cholesky_ex(damped_II.flip(0, 1))
+        if int(info) == 0:
+            reversed_II = lower_II.flip(0, 1)
+            identity = torch.eye(len(gram_II), dtype=gram_II.dtype)
+            upper_II = torch.linalg.solve_triangular(reversed_II, identity, upper=True)
+            if bool(torch.isfinite(upper_II).all()):
+                return upper_II, damping
+        damping *= 10
+    raise ValueError("the Gram matrix is not positive definite, whatever its damping")
+
+
+@dataclass(frozen=True)
+class _Params:
+    """Scales and zero points, a row a group: float32 [G, O] (G = 1 when rows are not cut)."""
+
+    scale_GO: Tensor
+    zero_GO: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Coded:
+    q_IO: Tensor
+    params: _Params
+    loss: float
+
+
+def _sweep(
+    w_IO: Tensor,
+    upper_II: Tensor,
+    group_I: Tensor,
+    params: _Params,
+    args: QuantArgs,
+    refit: Callable[[Tensor, slice], tuple[Tensor, Tensor | None]] | None,
+) -> _Coded:
+    """Rounds the columns in order, a row of `w_IO` each, spreading every error over the rows below.
+
+    `refit(w_Oi, columns)` finds a group's parameters anew from its current weights when its first column is
+    reached; None keeps `params`.
+    """
+    in_features = len(w_IO)
+    scale_GO, zero_GO = params.scale_GO, params.zero_GO
+    q_IO = torch.empty(w_IO.shape, dtype=torch.int8)
+    group_of = group_I.tolist() if len(scale_GO) > 1 else [0] * in_features
+    diagonal = upper_II.diagonal().tolist()
+    loss = 0.0
+    size = args.group_size or in_features
+    width = max(_LAZY_BLOCK, size) if refit else _LAZY_BLOCK
+    width -= width % size if refit else 0  # a refitted group never straddles two lazy blocks
+    for start in range(0, in_features, width):
+        end = min(start + width, in_features)
+        block_iO, errors_iO = w_IO[start:end], torch.empty_like(w_IO[start:end])
+        for i in range(end - start):
+            g = group_of[start + i]
+            if refit and (start + i) % size == 0:
+                scale_O1, zero_O1 = refit(block_iO[i : i + size].t(), slice(start + i, start + i + size))
+                scale_GO[g] = scale_O1[:, 0]
+                if zero_GO is not None and zero_O1 is not None:
+                    zero_GO[g] = zero_O1[:, 0].float()
+            zero_O: Tensor | float = 0.0 if zero_GO is None else zero_GO[g]
+            q_O = quantize(block_iO[i], scale_GO[g], zero_O, args)
+            q_IO[start + i] = q_O
+            error_O = torch.sub(block_iO[i], q_O.sub_(zero_O).mul_(scale_GO[g]), out=errors_iO[i])
+            error_O /= diagonal[start + i]
+            block_iO[i + 1 :].addr_(upper_II[start + i, start + i + 1 : end], error_O, alpha=-1)
+        loss += float(errors_iO.square().sum())
+        w_IO[end:].addmm_(upper_II[start:end, end:].t(), errors_iO, alpha=-1)
+    return _Coded(q_IO, params, loss)
+
+
+def step(block: Any, rows: dict[str, Scheme], config: GptqConfig) -> None:
+    """Solves the block's weights, those that read the same input together, stacked along their rows."""
+    for weights, gram_II in block.sublayers():
+        for scheme in dict.fromkeys(rows[name] for name in weights):
+            names = [name for name in weights if rows[name] == scheme]
+            stacked_OI = torch.cat([block.weight(name) for name in names])
+            block.set(names, solve(stacked_OI, gram_II, scheme.weights, config))
+
+
+GPTQ = Method(
+    name="gptq",
+    paper="Frantar et al., GPTQ, arXiv:2210.17323",
+    config=GptqConfig,
+    statistics="gram",
+    kind="block",
+    step=step,
+)

@@ -1,0 +1,271 @@
+"""Models read piece by piece: a skeleton without weights, and one block's weights at a time.
+
+The skeleton is the model's own transformers class with every parameter on the meta device and every buffer
+real (rotary frequencies, Gemma's embedding scale), so that nothing of a layer is imitated. Weights are read
+with `pread`, since pages of a mapped file would count as memory.
+
+Left out: checkpoints whose tensor names differ from their modules' names; remote code.
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from compress.errors import CompressError
+from compress.models import FAMILIES
+from compress.models.family import ModelFamily
+from compress.tables import resolve
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder of safetensors files: which tensor lies in which file."""
+
+    folder: Path
+    files: Mapping[str, str]
+
+    def read(self, names: list[str]) -> dict[str, Tensor]:
+        """The named tensors, as stored."""
+        tensors: dict[str, Tensor] = {}
+        for file in sorted({self.files[name] for name in names}):
+            with safe_open(self.folder / file, framework="pt", backend="pread") as handle:
+                for name in names:
+                    if self.files[name] == file:
+                        tensors[name] = handle.get_tensor(name)
+        return tensors
+
+    def below(self, prefix: str) -> list[str]:
+        """Names of the tensors under a module."""
+        return sorted(name for name in self.files if name.startswith(prefix + "."))
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Reads the headers of a folder's weights.
+
+    Raises:
+        CompressError: the folder has no safetensors weights.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        return Checkpoint(folder, json.loads(index.read_text())["weight_map"])
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise CompressError("no safetensors weights", where=str(folder))
+    with safe_open(single, framework="pt", backend="pread") as handle:
+        return Checkpoint(folder, dict.fromkeys(handle.keys(), single.name))
+
+
+def text_config(config: Mapping[str, Any], where: str) -> Any:
+    """The transformers config object of a decoder-only language model.
+
+    Raises:
+        CompressError: not a supported architecture.
+    """
+    from transformers import AutoConfig
+
+    model_type = config.get("model_type", "")
+    family(model_type, where)
+    settings = {k: v for k, v in config.items() if k not in ("model_type", "quantization_config", "dtype")}
+    made = AutoConfig.for_model(model_type, **settings)
+    made._attn_implementation = "sdpa"
+    return made
+
+
+def family(model_type: str, where: str) -> ModelFamily:
+    """The family of a config's `model_type`.
+
+    Raises:
+        CompressError: unknown; the known ones are named.
+    """
+    found = resolve(FAMILIES, model_type, kind="model family", where=where)
+    assert isinstance(found, ModelFamily)
+    return found
+
+
+def skeleton(config: Mapping[str, Any], where: str) -> nn.Module:
+    """The model's own class with meta parameters and real buffers, in evaluation mode."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    made = text_config(config, where)
+    with init_empty_weights(include_buffers=False):
+        model: nn.Module = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    return model.eval()
+
+
+class Reader(Protocol):
+    """Gives a module's tensors in float, by name; formats decode on the way."""
+
+    def __call__(self, prefix: str) -> dict[str, Tensor]: ...
+
+
+def plain_reader(checkpoint: Checkpoint) -> Reader:
+    """Reads tensors as they are stored."""
+    return lambda prefix: checkpoint.read(checkpoint.below(prefix))
+
+
+@dataclass(frozen=True)
+class StreamedModel:
+    """A model of which at most a block is in memory.
+
+    Attributes:
+        skeleton: see `skeleton`.
+        family: names of its parts.
+        reader: gives the tensors of a module.
+    """
+
+    skeleton: nn.Module
+    family: ModelFamily
+    reader: Reader
+
+    @property
+    def block_count(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def _blocks(self) -> nn.ModuleList:
+        blocks = self.skeleton.get_submodule(self.family.blocks)
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks
+
+    @property
+    def _inner(self) -> nn.Module:
+        return self.skeleton.get_submodule(self.family.blocks.rsplit(".", 1)[0])
+
+    def block_name(self, index: int) -> str:
+        return f"{self.family.blocks}.{index}"
+
+    def block(self, index: int) -> nn.Module:
+        """Block `index` with its weights, float32, without gradients."""
+        return self._filled(self._blocks[index], self.block_name(index))
+
+    def _filled(self, module: nn.Module, name: str) -> nn.Module:
+        filled = copy.deepcopy(module)
+        tensors = {k[len(name) + 1 :]: v.float() for k, v in self.reader(name).items()}
+        expected = set(filled.state_dict())
+        if set(tensors) != expected:
+            odd = sorted(set(tensors) ^ expected)
+            raise CompressError(
+                f"the checkpoint's tensors are not those of the architecture: {', '.join(odd[:4])}",
+                where=name,
+                hint="check that config.json and the weights belong together",
+            )
+        filled.load_state_dict(tensors, assign=True)
+        return filled.requires_grad_(False).eval()
+
+    def embed(self, tokens_NT: Tensor, batch: int) -> Iterator[tuple[Tensor, list[dict[str, Any]]]]:
+        """Inputs of the first block, float32 [B, T, D], and the keyword arguments of every block, by batches.
+
+        Runs the model's own forward with every block replaced by one that records and passes on, so that
+        masks and rotary embeddings are whatever the family makes of them. Only the embedding's rows that the
+        tokens name are kept.
+        """
+        inner = copy.copy(self._inner)
+        inner._modules = dict(inner._modules)
+        inner._modules[self.family.norm.rsplit(".", 1)[1]] = nn.Identity()
+        embedding = copy.deepcopy(self.skeleton.get_submodule(self.family.embedding))
+        used, rows_NT = torch.unique(tokens_NT, return_inverse=True)
+        (weight,) = self.reader(self.family.embedding).values()
+        embedding.weight = nn.Parameter(weight[used].float(), requires_grad=False)
+        embedding.padding_idx = None  # it would point outside the rows that were kept
+        del weight
+        inner._modules[self.family.embedding.rsplit(".", 1)[1]] = embedding
+        for rows_BT in rows_NT.split(batch):
+            calls: list[dict[str, Any]] = []
+            stubs = nn.ModuleList(_Recorder(block, calls) for block in self._blocks)
+            inner._modules[self.family.blocks.rsplit(".", 1)[1]] = stubs
+            with torch.no_grad():
+                hidden_BTD = inner(input_ids=rows_BT, use_cache=False).last_hidden_state
+            yield hidden_BTD, calls
+
+    def head(self) -> nn.Module:
+        """The model from the last block's output on: norm, projection and whatever the family adds.
+
+        Called with hidden states [B, T, D]; returns logits float32 [B, T, V].
+        """
+        tied = bool(getattr(self.skeleton.config, "tie_word_embeddings", False))
+        norm = self._filled(self.skeleton.get_submodule(self.family.norm), self.family.norm)
+        name = self.family.head
+        tensors = self.reader(name)
+        if f"{name}.weight" not in tensors and tied:
+            tensors = {f"{name}.weight": self.reader(self.family.embedding)[f"{self.family.embedding}.weight"]}
+        return _Head(self.skeleton, norm, tensors, self.family)
+
+
+class _Recorder(nn.Module):
+    """Stands in for a block: records the keyword arguments, passes the hidden states on."""
+
+    def __init__(self, block: nn.Module, calls: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.__dict__["_block"], self.__dict__["_calls"] = block, calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_block"], name)
+
+    def forward(self, hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        assert not args, "blocks take their inputs by keyword"
+        self.__dict__["_calls"].append(kwargs)
+        return hidden_BTD
+
+
+class _Head(nn.Module):
+    """The causal model with its decoder replaced by "the hidden states are these"."""
+
+    def __init__(
+        self, skeleton: nn.Module, norm: nn.Module, tensors: Mapping[str, Tensor], family: ModelFamily
+    ) -> None:
+        super().__init__()
+        self.norm = norm
+        whole = copy.copy(skeleton)
+        whole._modules = dict(whole._modules)
+        head = copy.deepcopy(skeleton.get_submodule(family.head))
+        head.load_state_dict({k[len(family.head) + 1 :]: v.float() for k, v in tensors.items()}, assign=True)
+        whole._modules[family.head] = head.requires_grad_(False)
+        self.__dict__["_decoder"] = decoder = _Decoded()
+        whole._modules[family.blocks.split(".", 1)[0]] = decoder
+        self.__dict__["_whole"] = whole
+
+    @torch.no_grad()
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        self.__dict__["_decoder"].hidden_BTD = self.norm(hidden_BTD)
+        logits: Tensor = self.__dict__["_whole"](
+            input_ids=torch.zeros(hidden_BTD.shape[:2], dtype=torch.int64)
+        ).logits
+        return logits.float()
+
+
+class _Decoded(nn.Module):
+    """A decoder whose output is already known."""
+
+    hidden_BTD: Tensor
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        return BaseModelOutputWithPast(last_hidden_state=self.hidden_BTD)
+
+
+def open_model(folder: Path, config: Mapping[str, Any], reader: Reader | None = None) -> StreamedModel:
+    """A checkpoint folder as a streamed model; `reader` decodes, by default tensors are as stored."""
+    found = family(str(config.get("model_type", "")), str(folder))
+    return StreamedModel(
+        skeleton=skeleton(config, str(folder)),
+        family=found,
+        reader=reader or plain_reader(open_checkpoint(folder)),
+    )
+
+
+def linears(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], bool]]:
+    """Every linear layer: its name, weight shape [O, I] and whether it has a bias."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            yield name, (module.out_features, module.in_features), module.bias is not None

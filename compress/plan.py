@@ -1,0 +1,271 @@
+"""The plan: a recipe resolved against a model's shapes, one row per weight. Pure; its text is the dry run.
+
+Everything that would fail hours later is refused here: a group size that does not divide, a pattern that
+matches nothing, a scheme that the format cannot hold, a tied head. Refusals are collected, so that a person
+sees all of them at once.
+
+Left out: estimates of time; they would be guesses before this machine has been measured.
+"""
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from compress.formats.base import Format
+from compress.methods.base import StepConfig
+from compress.models.family import ModelFamily
+from compress.recipe import Recipe, method_of, scheme_of
+from compress.schemes import Scheme, weight_bytes
+
+SUSPENDED_LIMIT = 2 << 30  # bytes of activations that a suspended forward pass may hold
+_PROGRAM_BYTES = 380 << 20  # the interpreter with torch and transformers loaded, as measured
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """What planning needs of a model.
+
+    Attributes:
+        linears: (name, (O, I)) of every linear layer.
+        other_params: parameters that are not linear weights (embeddings, norms, biases).
+        block_count, hidden_size, vocab_size: as usual.
+        kv_bytes_per_token: bfloat16 keys and values of one token over all layers.
+        tied: the head is the embedding.
+    """
+
+    linears: tuple[tuple[str, tuple[int, int]], ...]
+    other_params: int
+    block_count: int
+    hidden_size: int
+    vocab_size: int
+    max_position: int
+    kv_bytes_per_token: int
+    tied: bool
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """The fate of one weight: coded in a scheme by a method, or left alone for a reason."""
+
+    name: str
+    shape: tuple[int, int]
+    scheme: Scheme | None
+    method: str | None
+    reason: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done. `refusals` empty means that it can be."""
+
+    model: str
+    recipe: str
+    format: str
+    rows: tuple[PlanRow, ...]
+    bytes_before: int
+    bytes_after: int
+    bpw: float
+    kv_bytes_per_token: int
+    statistics: str
+    sequential: bool
+    calibration: dict[str, Any]
+    suite: str
+    memory_bytes: int
+    disk_bytes: int
+    notes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+    def schemes(self) -> dict[str, Scheme]:
+        """The weights to be coded."""
+        return {row.name: row.scheme for row in self.rows if row.scheme is not None}
+
+    def document(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        document = asdict(self)
+        for plain, row in zip(document["rows"], self.rows, strict=True):
+            plain["scheme"] = None if row.scheme is None else row.scheme.model_dump(mode="json")
+        return json.loads(json.dumps(document))  # type: ignore[no-any-return]
+
+
+@dataclass
+class _Draft:
+    """Refusals and notes gathered while rows are resolved."""
+
+    refusals: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def make_plan(
+    recipe: Recipe,
+    shapes: ModelShapes,
+    family: ModelFamily,
+    fmt: Format,
+    *,
+    names: tuple[str, str],
+    calibration: dict[str, Any],
+) -> Plan:
+    """Resolves a recipe against a model.
+
+    Args:
+        names: the model's and the recipe's, for the reader.
+        calibration: what the data resolve to: `dataset`, `asked`, `reason`, `tokens`, `heldout`, `seq_len`.
+    """
+    draft = _Draft()
+    step = next(s for s in recipe.steps if method_of(s).kind == "block")
+    method = method_of(step)
+    resolved = _resolve_groups(step, shapes, draft)
+    rows = tuple(
+        _row(name, shape, step, resolved, family, shapes.tied, draft) for name, shape in shapes.linears
+    )
+    _check_patterns(step, rows, draft)
+    _check_format(rows, fmt, draft)
+    _check_fused(rows, family, draft)
+    coded = [row for row in rows if row.scheme is not None]
+    if not coded:
+        draft.refusals.append("no weight would be quantized; look at `ignore` and `overrides`")
+    before = 2 * (shapes.other_params + sum(o * i for _, (o, i) in shapes.linears))
+    saved = sum(row.bytes_before - (row.bytes_after if fmt.packs else row.bytes_before) for row in coded)
+    bits = 8 * sum(row.bytes_after for row in coded)
+    sequential = method.statistics is None or suspended_bytes(shapes, calibration) <= SUSPENDED_LIMIT
+    return Plan(
+        model=names[0],
+        recipe=names[1],
+        format=fmt.name,
+        rows=rows,
+        bytes_before=before,
+        bytes_after=before - saved,
+        bpw=bits / max(1, sum(row.shape[0] * row.shape[1] for row in coded)),
+        kv_bytes_per_token=shapes.kv_bytes_per_token,
+        statistics=method.statistics or "none",
+        sequential=sequential,
+        calibration=calibration,
+        suite=recipe.evaluate.suite,
+        memory_bytes=_memory(shapes, calibration, method.statistics is not None, sequential),
+        disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, method.statistics is not None),
+        notes=tuple(draft.notes),
+        refusals=tuple(draft.refusals),
+    )
+
+
+def _resolve_groups(step: StepConfig, shapes: ModelShapes, draft: _Draft) -> Scheme | None:
+    """The step's scheme with the first group size that divides every target."""
+    scheme = scheme_of(step.scheme)
+    if scheme is None:
+        return None
+    asked = step.group_size or scheme.weights.group_size
+    if asked is None:
+        return scheme
+    targets = [(n, s) for n, s in shapes.linears if not _ignored(n, step) and _override(n, step) is None]
+    for size in (asked, *step.group_fallback):
+        if all(in_features % size == 0 for _, (_, in_features) in targets):
+            if size != asked:
+                widths = sorted({i for _, (_, i) in targets if i % asked})
+                draft.notes.append(
+                    f"group_size {asked} does not divide the input width {widths[0]}; the whole model uses "
+                    f"group_size {size} (group_fallback)"
+                )
+            return scheme.with_group_size(size)
+    odd = [(n, i) for n, (_, i) in targets if i % asked]
+    choices = [g for g in (128, 64, 32, 16) if all(i % g == 0 for _, (_, i) in targets)]
+    draft.refusals.append(
+        f"group_size {asked} does not divide the input width of {len(odd)} weights "
+        f"(such as {odd[0][0]}, {odd[0][1]} wide); "
+        + (f"use group_size or group_fallback {choices}" if choices else "use a scheme per channel")
+    )
+    return scheme.with_group_size(asked)
+
+
+def _row(
+    name: str,
+    shape: tuple[int, int],
+    step: StepConfig,
+    resolved: Scheme | None,
+    family: ModelFamily,
+    tied: bool,
+    draft: _Draft,
+) -> PlanRow:
+    before = 2 * shape[0] * shape[1]
+    scheme, reason = resolved, ""
+    override = _override(name, step)
+    if _ignored(name, step):
+        scheme, reason = None, "ignored by the recipe"
+    elif override is not None:
+        scheme = scheme_of(override)
+        reason = "override" if scheme else "left dense by an override"
+        size = scheme.weights.group_size if scheme else None
+        if size and shape[1] % size:
+            draft.refusals.append(f"{name} is {shape[1]} wide, which its override's group size {size} does not divide")
+    if scheme and not name.startswith(family.blocks + "."):
+        why = "its weights are the embedding's" if tied and name == family.head else "only blocks are quantized"
+        draft.refusals.append(f"{name} cannot be quantized: {why}; add it to `ignore`")
+        scheme = None
+    if tied and name == family.head:
+        before, reason = 0, reason + "; tied to the embedding"
+    after = weight_bytes(scheme, shape) if scheme else before
+    return PlanRow(name, shape, scheme, step.method if scheme else None, reason, before, after)
+
+
+def _ignored(name: str, step: StepConfig) -> bool:
+    return any(matches(name, pattern) for pattern in step.ignore)
+
+
+def _override(name: str, step: StepConfig) -> str | Scheme | None:
+    return next((o.scheme for o in step.overrides if matches(name, o.match)), None)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a shell pattern names a module: its full name, or its last parts."""
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"*.{pattern}")
+
+
+def _check_patterns(step: StepConfig, rows: Sequence[PlanRow], draft: _Draft) -> None:
+    patterns = [("overrides", o.match) for o in step.overrides]
+    patterns += [("ignore", p) for p in step.ignore if p != "lm_head"]  # the default fits headless models too
+    for key, pattern in patterns:
+        if not any(matches(row.name, pattern) for row in rows):
+            draft.refusals.append(f"{key}: {pattern!r} matches no weight; weights are named like {rows[0].name}")
+
+
+def _check_format(rows: Sequence[PlanRow], fmt: Format, draft: _Draft) -> None:
+    for scheme in dict.fromkeys(row.scheme for row in rows if row.scheme):
+        why = fmt.can_write(scheme)
+        if why:
+            draft.refusals.append(f"format {fmt.name} cannot hold {scheme.text}: {why}")
+
+
+def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) -> None:
+    schemes = {row.name: row.scheme for row in rows}
+    for parts in family.fused:
+        for name, scheme in schemes.items():
+            if name.endswith("." + parts[0]):
+                stem = name[: -len(parts[0])]
+                if any(schemes.get(stem + part, scheme) != scheme for part in parts[1:]):
+                    draft.notes.append(f"{stem}{{{', '.join(parts)}}} differ in scheme: vLLM fuses them and refuses")
+                    break
+
+
+def suspended_bytes(shapes: ModelShapes, calibration: dict[str, Any]) -> int:
+    """float32 activations that stay alive while every batch waits in front of the widest layer."""
+    widest = max(i for _, (_, i) in shapes.linears)
+    return int(4 * calibration["tokens"] * (2 * shapes.hidden_size + widest))
+
+
+def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: bool, sequential: bool) -> int:
+    """Peak resident bytes of the walk: the program, a block (stored and float32), its statistics."""
+    block_params = sum(o * i for n, (o, i) in shapes.linears if "lm_head" not in n) // max(1, shapes.block_count)
+    widest = max(i for _, (_, i) in shapes.linears)
+    rows = max(o for n, (o, _) in shapes.linears if "lm_head" not in n)
+    solve = (5 * 4 * widest * widest + 24 * rows * widest) if statistics else 16 * rows * widest
+    held = suspended_bytes(shapes, calibration) if statistics and sequential else 0
+    embedding = 2 * shapes.vocab_size * shapes.hidden_size
+    head = 4 * shapes.vocab_size * (shapes.hidden_size + 4 * 64)
+    return int(_PROGRAM_BYTES + max(8 * block_params + solve + held, embedding, head))
+
+
+def _chain_bytes(shapes: ModelShapes, calibration: dict[str, Any], statistics: bool) -> int:
+    heldout = 2 * 2 * 4 * calibration["heldout"] * shapes.hidden_size
+    return int(heldout + (2 * 2 * calibration["tokens"] * shapes.hidden_size if statistics else 0))

@@ -1,0 +1,192 @@
+"""Run a checkpoint folder with plain transformers on the CPU: the reference that other runtimes agree with.
+
+The idea: everything that runs a model (speed, fidelity, accuracy, a look at a few generated words) goes
+through one small interface, `Runtime`, so that base and artifact are always run by the same code. Decoding is
+a plain greedy loop over a key-value cache, one forward pass a token: what is timed is what is written here,
+and nothing of `generate()`'s own bookkeeping.
+
+A compressed-tensors checkpoint loads compressed and is decompressed on its first forward pass: that pass is
+slow once, and from then on the weights are as large as the base's. This runtime shows that an artifact is
+right; it does not show how fast packed weights can be.
+
+Left out: padding and attention masks (every row of a batch has the same length), sampling, a stop at the end
+token, other devices than the CPU, code from the checkpoint (`trust_remote_code` is off).
+"""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from compress.errors import CompressError, nearest
+
+DTYPES: dict[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
+}  # fmt: skip
+
+
+class Runtime(Protocol):
+    """Something that runs an artifact. One model at a time; tensors on the host."""
+
+    device: str
+
+    def prepare(self, path: Path) -> None:
+        """Import what `load` will need, so that `load` takes the model's time and not Python's imports'."""
+
+    def load(self, path: Path, *, threads: int, dtype: str = "bfloat16") -> None:
+        """Make the checkpoint folder ready to run; `threads` holds for the whole process."""
+
+    def prefill(self, tokens_BT: Tensor) -> Tensor:
+        """Process prompts into a new cache; the last position's logits `[B, V]`."""
+
+    def decode(self, n: int) -> Tensor:
+        """`n` forward passes of one token each, greedily, after `prefill`; the `n` tokens chosen `[B, n]`."""
+
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """The logits of every position `[B, T, V]`; touches no cache."""
+
+    def unload(self) -> None:
+        """Give the model's memory back."""
+
+
+class HfRuntime:
+    """`Runtime` by transformers' `AutoModelForCausalLM` on the CPU."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._cache: Any = None
+        self._next_B1: Tensor | None = None
+
+    def prepare(self, path: Path) -> None:
+        """Import the model's classes by building it without memory (meta device).
+
+        Raises:
+            CompressError: the folder is no checkpoint that transformers knows.
+        """
+        import transformers
+
+        auto: Any = transformers.AutoModelForCausalLM  # its own types are partly wrong
+        _require_folder(path)
+        with _readable_errors(path):
+            config = transformers.AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
+            if getattr(config, "quantization_config", None):
+                import compressed_tensors.quantization  # noqa: F401  # slow to import, and `load` needs it
+            with torch.device("meta"):
+                auto.from_config(config, trust_remote_code=False)
+
+    def load(self, path: Path, *, threads: int, dtype: str = "bfloat16") -> None:
+        """Load the checkpoint folder `path`; sets torch's thread count for this process.
+
+        Raises:
+            CompressError: unknown dtype, no such folder, a checkpoint that transformers refuses, or one whose
+                weights do not fill the model (transformers would fill the rest with random numbers).
+        """
+        import transformers
+
+        auto: Any = transformers.AutoModelForCausalLM
+        if dtype not in DTYPES:
+            raise CompressError(f"Unknown dtype {dtype!r}: {nearest(dtype, DTYPES)}")
+        if threads < 1:
+            raise CompressError(f"threads must be at least 1, not {threads}")
+        _require_folder(path)
+        self.unload()
+        torch.set_num_threads(threads)
+        with _readable_errors(path), _quiet():
+            model, info = auto.from_pretrained(
+                path, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True,
+                trust_remote_code=False, output_loading_info=True,
+            )  # fmt: skip
+        absent = sorted({*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])})
+        if absent:
+            raise CompressError(
+                f"{len(absent)} weights of the model are not in the checkpoint, first {absent[0]}",
+                where=str(path), hint="make or download the checkpoint again; it would run on random weights",
+            )  # fmt: skip
+        self._model = model.eval()
+
+    def prefill(self, tokens_BT: Tensor) -> Tensor:
+        """Process the prompts and choose each one's first new token; last position's logits `[B, V]`."""
+        with torch.inference_mode():
+            return self._step(tokens_BT, cache=None)
+
+    def decode(self, n: int) -> Tensor:
+        """Feed the token chosen last and choose the next, `n` times; the chosen tokens `[B, n]`, int64."""
+        assert self._next_B1 is not None, "decode continues a prefill"
+        assert n >= 1
+        chosen: list[Tensor] = []
+        with torch.inference_mode():
+            for _ in range(n):
+                self._step(self._next_B1, cache=self._cache)
+                chosen.append(self._next_B1)
+        return torch.cat(chosen, dim=1)
+
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """The logits of every position `[B, T, V]`, in the dtype of `load`."""
+        assert self._model is not None, "load first"
+        with torch.inference_mode():
+            logits: Tensor = self._model(input_ids=tokens_BT, use_cache=False).logits
+            return logits
+
+    def generate(self, tokens_BT: Tensor, n: int) -> Tensor:
+        """`n` greedy tokens after each prompt `[B, n]`; the end token does not stop it."""
+        self.prefill(tokens_BT)
+        assert self._next_B1 is not None
+        assert n >= 1
+        first_B1 = self._next_B1
+        return first_B1 if n == 1 else torch.cat([first_B1, self.decode(n - 1)], dim=1)
+
+    def unload(self) -> None:
+        """Drop the model and its cache."""
+        self._model = self._cache = self._next_B1 = None
+        gc.collect()  # modules of transformers hold reference cycles
+
+    def _step(self, tokens_BT: Tensor, cache: Any) -> Tensor:
+        assert self._model is not None, "load first"
+        out = self._model(input_ids=tokens_BT, cache=cache, use_cache=True, logits_to_keep=1)
+        logits_BV: Tensor = out.logits[:, -1]
+        self._cache, self._next_B1 = out.cache, logits_BV.argmax(dim=-1, keepdim=True)
+        return logits_BV
+
+
+def _require_folder(path: Path) -> None:
+    # Without this, transformers takes a path that does not exist for a name on the hub.
+    if not (path / "config.json").is_file():
+        raise CompressError("No checkpoint here: config.json is missing", where=str(path),
+                            hint="give the folder of a model or of an artifact")  # fmt: skip
+
+
+@contextlib.contextmanager
+def _readable_errors(path: Path) -> Iterator[None]:
+    """transformers' and safetensors' refusals of a checkpoint, as ours."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise CompressError(
+            f"transformers cannot load this checkpoint: {lines[0]}", where=str(path)
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar of the loading library while inside: a library does not write to the terminal."""
+    import transformers
+
+    logging: Any = transformers.utils.logging  # untyped
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
