@@ -16,33 +16,12 @@ from typing import Any
 from compress.formats.base import Format
 from compress.methods.base import StepConfig
 from compress.models.family import ModelFamily
+from compress.models.shapes import ModelShapes
 from compress.recipe import Recipe, method_of, scheme_of
 from compress.schemes import Scheme, weight_bytes
 
 SUSPENDED_LIMIT = 2 << 30  # bytes of activations that a suspended forward pass may hold
 _PROGRAM_BYTES = 380 << 20  # the interpreter with torch and transformers loaded, as measured
-
-
-@dataclass(frozen=True)
-class ModelShapes:
-    """What planning needs of a model.
-
-    Attributes:
-        linears: (name, (O, I)) of every linear layer.
-        other_params: parameters that are not linear weights (embeddings, norms, biases).
-        block_count, hidden_size, vocab_size: as usual.
-        kv_bytes_per_token: bfloat16 keys and values of one token over all layers.
-        tied: the head is the embedding.
-    """
-
-    linears: tuple[tuple[str, tuple[int, int]], ...]
-    other_params: int
-    block_count: int
-    hidden_size: int
-    vocab_size: int
-    max_position: int
-    kv_bytes_per_token: int
-    tied: bool
 
 
 @dataclass(frozen=True)
@@ -125,9 +104,13 @@ def make_plan(
     _check_format(rows, fmt, draft)
     _check_fused(rows, family, draft)
     coded = [row for row in rows if row.scheme is not None]
+    if 0 < shapes.max_position < calibration["seq_len"]:
+        draft.refusals.append(
+            f"calibration.seq_len {calibration['seq_len']} is longer than the model's {shapes.max_position} positions"
+        )
     if not coded:
         draft.refusals.append("no weight would be quantized; look at `ignore` and `overrides`")
-    before = 2 * (shapes.other_params + sum(o * i for _, (o, i) in shapes.linears))
+    before = 2 * shapes.other_params + sum(row.bytes_before for row in rows)
     saved = sum(row.bytes_before - (row.bytes_after if fmt.packs else row.bytes_before) for row in coded)
     bits = 8 * sum(row.bytes_after for row in coded)
     sequential = method.statistics is None or suspended_bytes(shapes, calibration) <= SUSPENDED_LIMIT

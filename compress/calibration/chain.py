@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compress.files import sync
+
 
 @dataclass
 class Chain:
@@ -74,11 +76,7 @@ class Chain:
     def sync(self) -> None:
         """Forces both files to the disk, before the record that makes one of them current."""
         for path in filter(Path.exists, (self._file(0), self._file(1))):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(path)
 
     def flip(self) -> None:
         """Makes the file that was written current."""

@@ -35,6 +35,11 @@ class Gram:
         self.tokens += len(x_NI)
 
     def matrix(self) -> Tensor:
-        """The symmetric matrix; zero when no token was seen."""
-        upper = self._sum_II.triu() / max(1, self.tokens)
-        return upper + upper.triu(1).t()
+        """The symmetric matrix, zero when no token was seen; ends the accumulation."""
+        mean_II = self._sum_II.div_(max(1, self.tokens))
+        for start in range(0, len(mean_II), _PANEL):  # mirrored in place: no second matrix is made
+            end = start + _PANEL
+            corner = mean_II[start:end, start:end]
+            corner.copy_(corner.triu() + corner.triu(1).t())
+            mean_II[end:, start:end] = mean_II[start:end, end:].t()
+        return mean_II

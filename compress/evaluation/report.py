@@ -294,7 +294,7 @@ def _labels(spec: _Spec, rows: list[Row]) -> list[str]:
         parts = [spec.label]
         if all(where.get(key) is not None for key in point):
             parts.append("{batch}×{context}+{output}".format(**where))
-        if row["task"] not in ("speed", "heldout", "") or len(tasks) > 1:
+        if len(tasks) > 1 or (spec in _FIDELITY and row["task"] != "heldout"):
             parts.append(row["task"])
         labels.append(", ".join([*parts, *(f"{key} {where[key]}" for key in telling if key in where)]))
     return labels
@@ -443,7 +443,7 @@ def _skipped(report: Report) -> list[str]:
 # --- the card ---
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_MARKS = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
+_MARKS = re.compile(r"([\\`*_{}\[\]()#!|~$]|^[+-])")
 
 
 def markdown(text: str) -> str:

@@ -23,6 +23,7 @@ class Format:
         config: (schemes by module name, unquantized linear layers) to config.json's
             `quantization_config`; None when there is none.
         read_config: its inverse: (quantization_config, names of all linear layers) to schemes by name.
+        parts: names, below the module's, of the tensors that stand for a coded weight.
         packs: whether coded weights take less room on disk.
     """
 
@@ -33,4 +34,5 @@ class Format:
     decode: Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
     config: Callable[[Mapping[str, Scheme], list[str]], dict[str, Any] | None]
     read_config: Callable[[Mapping[str, Any], list[str]], dict[str, Scheme]]
+    parts: tuple[str, ...]
     packs: bool

@@ -96,5 +96,6 @@ COMPRESSED_TENSORS = Format(
     decode=decode,
     config=config,
     read_config=read_config,
+    parts=("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
     packs=True,
 )

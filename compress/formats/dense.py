@@ -50,5 +50,6 @@ DENSE = Format(
     decode=decode,
     config=config,
     read_config=read_config,
+    parts=("weight",),
     packs=False,
 )

@@ -110,13 +110,13 @@ def inverse_cholesky(gram_II: Tensor, damping: float) -> tuple[Tensor, float]:
     dead_I = diagonal_I <= 0
     mean = float(diagonal_I[~dead_I].mean()) if bool((~dead_I).any()) else 1.0
     while damping <= _MAX_DAMPING:
-        damped_II = gram_II.clone()
-        damped_II.diagonal().add_(damping * mean + dead_I * mean)
-        lower_II, info = torch.linalg.cholesky_ex(damped_II.flip(0, 1))
+        reversed_II = gram_II.flip(0, 1)
+        reversed_II.diagonal().add_((damping * mean + dead_I * mean).flip(0))
+        reversed_II, info = torch.linalg.cholesky_ex(reversed_II)
         if int(info) == 0:
-            reversed_II = lower_II.flip(0, 1)
-            identity = torch.eye(len(gram_II), dtype=gram_II.dtype)
-            upper_II = torch.linalg.solve_triangular(reversed_II, identity, upper=True)
+            reversed_II = reversed_II.flip(0, 1)
+            upper_II = torch.eye(len(gram_II))
+            torch.linalg.solve_triangular(reversed_II, upper_II, upper=True, out=upper_II)
             if bool(torch.isfinite(upper_II).all()):
                 return upper_II, damping
         damping *= 10

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from compress.errors import CompressError
 from compress.models import FAMILIES
 from compress.models.family import ModelFamily
+from compress.numerics import has_bf16_matrix_unit
 from compress.tables import resolve
 
 INDEX = "model.safetensors.index.json"
@@ -254,11 +255,18 @@ class _Decoded(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.hidden_BTD)
 
 
-def open_model(folder: Path, config: Mapping[str, Any], reader: Reader | None = None) -> StreamedModel:
-    """A checkpoint folder as a streamed model; `reader` decodes, by default tensors are as stored."""
-    found = family(str(config.get("model_type", "")), str(folder))
+def open_model(
+    folder: Path, config: Mapping[str, Any], reader: Reader | None = None, where: str | None = None
+) -> StreamedModel:
+    """A checkpoint folder as a streamed model.
+
+    Args:
+        reader: gives modules' tensors; by default they are as stored in `folder`.
+        where: what errors name, by default the folder.
+    """
+    found = family(str(config.get("model_type", "")), where or str(folder))
     return StreamedModel(
-        skeleton=skeleton(config, str(folder)),
+        skeleton=skeleton(config, where or str(folder)),
         family=found,
         reader=reader or plain_reader(open_checkpoint(folder)),
     )
@@ -269,3 +277,26 @@ def linears(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], bool]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             yield name, (module.out_features, module.in_features), module.bias is not None
+
+
+def tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer.
+
+    Raises:
+        CompressError: there is none, or it cannot be read without running code.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise CompressError(
+            "the tokenizer cannot be loaded: " + str(error).strip().split("\n", 1)[0],
+            where=str(folder),
+            hint="put the model's tokenizer.json and tokenizer_config.json into the folder",
+        ) from error
+
+
+def calibration_dtype() -> torch.dtype:
+    """bfloat16 where the CPU multiplies its tiles in hardware; elsewhere float32 is as fast and more exact."""
+    return torch.bfloat16 if has_bf16_matrix_unit() else torch.float32

@@ -128,6 +128,12 @@ class HfRuntime:
                 chosen.append(self._next_B1)
         return torch.cat(chosen, dim=1)
 
+    def extend(self, tokens_BT: Tensor) -> Tensor:
+        """Feed tokens of the caller's choice after what the cache holds; last position's logits `[B, V]`."""
+        assert self._cache is not None, "extend continues a prefill"
+        with torch.inference_mode():
+            return self._step(tokens_BT, cache=self._cache)
+
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """The logits of every position `[B, T, V]`, in the dtype of `load`."""
         assert self._model is not None, "load first"

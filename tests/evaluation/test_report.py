@@ -233,7 +233,7 @@ def test_card_front_matter_and_body() -> None:
     }  # fmt: skip
     assert 'name = "tiny--rtn"' in body
     assert "vllm serve tiny--rtn" in body
-    assert "| checkpoint | 538 MB | 156 MB | 0.29× |" in body
+    assert "| checkpoint | 538 MB | 156 MB | 0.29× | – | – |" in body
     assert "```yaml\nversion: 1\n```" in body
     assert "- hardware: CPU × 2" in body
 

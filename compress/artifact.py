@@ -1,0 +1,191 @@
+"""The artifact: one folder with the checkpoint, what was asked, what was done and with what exactly.
+
+Left out: pushing it anywhere.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from compress.calibration.walk import TRACE, State
+from compress.errors import CompressError
+from compress.files import replace
+from compress.formats import FORMATS
+from compress.formats.base import Format
+from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
+from compress.schemes import Scheme
+from compress.shards import StoredTensor, stored_tensors, write_checkpoint
+from compress.tables import resolve
+
+LOCK = "lock.json"
+STATE = ".state"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".msgpack", ".h5", ".ckpt", ".tflite")
+_OURS = {"config.json", "recipe.yaml", "plan.json", LOCK, "report.json", "report.html", "README.md"}
+
+
+def digest(value: Any) -> str:
+    """sha256 of plain data, independent of key order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder that holds something other than an artifact of ours.
+
+    Raises:
+        CompressError: it is a file, or a folder without our lock that is not empty.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CompressError("the output is a file, not a folder", where=str(folder), hint="choose another --out")
+    if folder.is_dir() and not (folder / LOCK).is_file() and any(p.name != STATE for p in folder.iterdir()):
+        raise CompressError(
+            "the output folder holds something else", where=str(folder), hint="choose another --out, or empty it"
+        )
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Holds the artifact's folder for this process.
+
+    Raises:
+        CompressError: another run is at work in it.
+    """
+    import fcntl
+
+    (folder / STATE).mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / STATE / "claim", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise CompressError("another run is at work in this folder", where=str(folder)) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_lock(folder: Path) -> dict[str, Any]:
+    """The artifact's lock; empty when there is none.
+
+    Raises:
+        CompressError: it is not JSON.
+    """
+    path = folder / LOCK
+    if not path.is_file():
+        return {}
+    try:
+        lock: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise CompressError("the lock is not JSON", where=str(path), hint="delete the folder, run again") from error
+    return lock
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes plain data so that a reader sees the old file or the new one."""
+    replace(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def assemble(
+    folder: Path, source: Path, config: Mapping[str, Any], state: State, settings: dict[str, Any] | None
+) -> None:
+    """Closes the checkpoint: weights, config.json and the source's other files.
+
+    Args:
+        folder: the artifact.
+        source: the base model's folder.
+        config: the base model's config.
+        state: the finished walk.
+        settings: config.json's `quantization_config`, None for an ordinary checkpoint.
+    """
+    base = open_checkpoint(source)
+    coded = [t for i in range(len(state.blocks)) for t in stored_tensors(state.block_file(i)) if t.name != TRACE]
+    prefix = state.blocks[0]["name"].rsplit(".", 1)[0] + "."
+    others: list[StoredTensor] = []
+    for file in sorted(set(base.files.values())):
+        others += [t for t in stored_tensors(source / file) if not t.name.startswith(prefix)]
+    write_checkpoint(folder, others + coded)
+    document = {k: v for k, v in config.items() if k != "quantization_config"}
+    if settings is not None:
+        document["quantization_config"] = settings
+    write_json(folder / "config.json", document)
+    for path in _sidecars(source):
+        relative = path.relative_to(source)
+        target = folder / ("README.base.md" if str(relative) == "README.md" else relative)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _sidecars(source: Path) -> list[Path]:
+    """The source's files that are neither weights nor written by us, byte for byte."""
+    found = []
+    for path in sorted(source.rglob("*")):
+        relative = path.relative_to(source)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        weights = path.name.endswith(_WEIGHTS) or path.name.endswith(".index.json") or "original" in relative.parts
+        if path.is_file() and not hidden and not weights and str(relative) not in _OURS - {"README.md"}:
+            found.append(path)
+    return found
+
+
+def read_schemes(config: Mapping[str, Any], names: list[str]) -> tuple[Format | None, dict[str, Scheme]]:
+    """The format and schemes that a config.json declares for its linear layers.
+
+    Raises:
+        CompressError: a quantization method that is not read.
+    """
+    settings = config.get("quantization_config")
+    if settings is None:
+        return None, {}
+    fmt = resolve(FORMATS, str(settings.get("quant_method")), kind="format", where="config.json")
+    assert isinstance(fmt, Format)
+    return fmt, fmt.read_config(settings, names)
+
+
+def open_artifact(folder: Path) -> StreamedModel:
+    """An artifact, or any checkpoint that we read, as a streamed model with decoded weights."""
+    config = json.loads((folder / "config.json").read_text())
+    plain = open_model(folder, config)
+    fmt, schemes = read_schemes(config, [name for name, _, _ in linears(plain.skeleton)])
+    if fmt is None:
+        return plain
+    reader = decoding_reader(open_checkpoint(folder), fmt, schemes)
+    return StreamedModel(plain.skeleton, plain.family, reader)
+
+
+def decoding_reader(checkpoint: Checkpoint, fmt: Format, schemes: Mapping[str, Scheme]) -> Reader:
+    """Reads tensors, decoding the weights that have a scheme."""
+
+    def read(prefix: str) -> dict[str, Tensor]:
+        stored = checkpoint.read(checkpoint.below(prefix))
+        for name in [n for n in schemes if n == prefix or n.startswith(prefix + ".")]:
+            weight_OI = fmt.decode(name, stored, schemes[name])
+            for part in fmt.parts:
+                stored.pop(f"{name}.{part}", None)
+            stored[f"{name}.weight"] = weight_OI
+        return stored
+
+    return read
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    """Bytes of a folder's safetensors weights."""
+    checkpoint = open_checkpoint(folder)
+    return sum((folder / file).stat().st_size for file in set(checkpoint.files.values()))
+
+
+def remove_state(folder: Path) -> None:
+    """Deletes the resumable state."""
+    shutil.rmtree(folder / STATE, ignore_errors=True)

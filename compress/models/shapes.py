@@ -1,0 +1,56 @@
+"""What planning needs to know of a model, read off its skeleton: no weights are touched."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from compress.models.family import ModelFamily
+from compress.models.load import linears
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """What planning needs of a model.
+
+    Attributes:
+        linears: (name, (O, I)) of every linear layer.
+        other_params: parameters that are not linear weights (embeddings, norms, biases).
+        block_count, hidden_size, vocab_size: as usual.
+        max_position: tokens of the longest context.
+        kv_bytes_per_token: bfloat16 keys and values of one token over all layers.
+        tied: the head is the embedding.
+    """
+
+    linears: tuple[tuple[str, tuple[int, int]], ...]
+    other_params: int
+    block_count: int
+    hidden_size: int
+    vocab_size: int
+    max_position: int
+    kv_bytes_per_token: int
+    tied: bool
+
+
+def shapes_of(model: nn.Module, family: ModelFamily, config: Mapping[str, Any]) -> ModelShapes:
+    """The shapes of a skeleton; a tied head's weight is counted once, as the embedding."""
+    found = tuple((name, shape) for name, shape, _ in linears(model))
+    settings: Any = model.config
+    tied = bool(settings.tie_word_embeddings)
+    linear_names = {f"{name}.weight" for name, _ in found}
+    other = sum(p.numel() for name, p in model.named_parameters() if name not in linear_names)
+    heads = settings.num_attention_heads
+    head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // heads
+    kv_heads = getattr(settings, "num_key_value_heads", None) or heads
+    blocks = len(model.get_submodule(family.blocks))  # type: ignore[arg-type]
+    return ModelShapes(
+        linears=found,
+        other_params=other,
+        block_count=blocks,
+        hidden_size=settings.hidden_size,
+        vocab_size=settings.vocab_size,
+        max_position=int(config.get("max_position_embeddings") or 0),
+        kv_bytes_per_token=2 * 2 * blocks * kv_heads * head_dim,
+        tied=tied,
+    )
