@@ -4,7 +4,7 @@ Every stage has a key, the hash of what it depends on; a stage whose key stands 
 """
 
 import importlib.metadata
-import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -308,6 +308,8 @@ def _windows(job: Job, words: Any) -> Windows:
         return draw(_path(job.source).resolve(), first, windows, seq_len, seed, torch.get_num_threads())
 
     heldout = heldout_windows(settings.samples)
+    if job.plan.statistics == "none":
+        settings = settings.model_copy(update={"samples": 1})
     return load_windows(job.data, settings, words, heldout=heldout, generate=generate)
 
 
@@ -383,7 +385,7 @@ def _base_identity(job: Job) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     names = ("compress", "torch", "transformers", "compressed-tensors", "safetensors", "tokenizers")
-    found = {"python": ".".join(map(str, os.sys.version_info[:3]))}  # type: ignore[attr-defined]
+    found = {"python": platform.python_version()}
     for name in names:
         try:
             found[name] = importlib.metadata.version(name)

@@ -239,10 +239,9 @@ def suspended_bytes(shapes: ModelShapes, calibration: dict[str, Any]) -> int:
 
 def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: bool, sequential: bool) -> int:
     """Peak resident bytes of the walk: the program, a block (stored and float32), its statistics."""
-    block_params = sum(o * i for n, (o, i) in shapes.linears if "lm_head" not in n) // max(1, shapes.block_count)
-    widest = max(i for _, (_, i) in shapes.linears)
-    rows = max(o for n, (o, _) in shapes.linears if "lm_head" not in n)
-    solve = (5 * 4 * widest * widest + 24 * rows * widest) if statistics else 16 * rows * widest
+    inside = [shape for name, shape in shapes.linears if "lm_head" not in name]
+    block_params = sum(o * i for o, i in inside) // max(1, shapes.block_count)
+    solve = max((5 * 4 * i * i if statistics else 0) + 24 * o * i for o, i in inside)
     held = suspended_bytes(shapes, calibration) if statistics and sequential else 0
     embedding = 2 * shapes.vocab_size * shapes.hidden_size
     head = 4 * shapes.vocab_size * (shapes.hidden_size + 4 * 64)

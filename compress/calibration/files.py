@@ -1,15 +1,11 @@
-"""Documents from a user's own file: .jsonl, .parquet, or a text file that is one document.
+"""A user's own file: .jsonl or .parquet with a document a row, or a text file that is one document.
 
-A .jsonl or .parquet file has a `text` or a `messages` column (conversations) and is read in a seeded order.
-A file that is not what it seems is refused with its line or row, never skipped over.
+Held whole. A row that is not what it seems is refused with its place, never passed over.
 """
 
-import hashlib
+import io
 import json
-import os
 import random
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,7 @@ from typing import Any
 from compress.errors import CompressError
 
 WHERE = "calibration.dataset"
-_COLUMNS = ("text", "messages")
+_HINT = "give the path of a readable .txt, .jsonl or .parquet file with something in it"
 
 
 @dataclass(frozen=True)
@@ -29,179 +25,84 @@ class Document:
     where: str
 
 
-def shuffled(count: int, seed: int) -> list[int]:
-    """0 … count - 1 in the order of the seed."""
-    order = list(range(count))
-    random.Random(seed).shuffle(order)
-    return order
+def read_bytes(path: Path) -> bytes:
+    """The whole file, which must be there with something in it."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CompressError(
+            f"cannot read {path}: {error.strerror or error}", where=WHERE, hint=_HINT
+        ) from error
+    if not content.strip():
+        raise CompressError(f"{path} is empty", where=WHERE, hint=_HINT)
+    return content
 
 
-def column_of(names: Iterable[str], where: str, wanted: tuple[str, ...] = _COLUMNS) -> str:
-    """The first of the wanted columns that is there.
-
-    Raises:
-        CompressError: none is.
-    """
-    there = list(names)
-    for name in wanted:
-        if name in there:
-            return name
-    raise CompressError(
-        f"no {' and no '.join(f'`{name}`' for name in wanted)}; there are: {', '.join(there) or 'none'}",
-        where=where,
-        hint="name the column that holds the text `text`, in every line",
-    )
+def file_documents(path: Path, seed: int) -> list[Document]:
+    """The documents of a .jsonl or .parquet file in the seed's order; any other file is text, and one."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        documents = [as_document(row, f"{path}, row {i}") for i, row in enumerate(_parquet_rows(path))]
+    elif suffix == ".jsonl":
+        lines = [(line, f"{path}:{i}") for i, line in enumerate(read_bytes(path).split(b"\n"), start=1)]
+        documents = [as_document(_json_row(line, where), where) for line, where in lines if line.strip()]
+    else:
+        documents = [Document(_text(path), str(path), str(path))]
+    random.Random(seed).shuffle(documents)
+    return documents
 
 
-def as_document(value: Any, column: str, where: str) -> Document:
-    """A column's value as a document; a missing text is a blank one, which is passed over later.
-
-    Raises:
-        CompressError: the value is neither a text nor messages.
-    """
-    if column == "text" and (value is None or isinstance(value, str)):
-        return Document(value or "", where, where)
-    if column == "messages" and isinstance(value, list) and value and all(map(_is_message, value)):
-        # a column of structs gives every message every key: templates ask whether a key is there
-        return Document([{k: v for k, v in m.items() if v is not None} for m in value], where, where)
-    expected = "a string" if column == "text" else "a list of {role, content}"
-    raise CompressError(
-        f"`{column}` is not {expected}: {str(value)[:60]!r}", where=where, hint="mend or remove it"
-    )
+def as_document(row: dict[str, Any], where: str) -> Document:
+    """The row's text, else its messages; a missing text is a blank one, which is passed over later."""
+    value = row.get("text", row.get("messages"))
+    if "text" in row:
+        if value is None or isinstance(value, str):
+            return Document(value or "", where, where)
+        what = f"`text` is not a string: {str(value)[:60]!r}"
+    elif "messages" in row:
+        if isinstance(value, list) and value and all(map(_is_message, value)):
+            # a column of structs gives every message every key: templates ask whether a key is there
+            return Document([{k: v for k, v in m.items() if v is not None} for m in value], where, where)
+        what = f"`messages` is not a list of {{role, content}}: {str(value)[:60]!r}"
+    else:
+        what = f"no `text` and no `messages`; there are: {', '.join(row) or 'none'}"
+    raise CompressError(what, where=where, hint="give every row a `text`, or `messages`")
 
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
-def existing_file(asked: str) -> Path:
-    """The absolute path of `file:PATH`, checked to be a file with something in it.
-
-    Raises:
-        CompressError: it is not.
-    """
-    name = asked.removeprefix("file:")
-    path = Path(os.path.abspath(Path(name).expanduser()))
-    what = None
-    if not name or not path.exists():
-        what = f"no such file: {name or '(empty path)'}"
-    elif not path.is_file():
-        what = f"{path} is {'a directory' if path.is_dir() else 'not a regular file'}"
-    elif path.stat().st_size == 0:
-        what = f"{path} is empty"
-    if what:
-        raise CompressError(
-            what, where=f"dataset: {asked}", hint="give the path of a .txt, .jsonl or .parquet file"
-        )
-    return path
-
-
-def file_sha256(path: Path) -> str:
-    with _readable(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def is_text(path: Path) -> bool:
-    """Whether the file is one document."""
-    return path.suffix.lower() not in {".jsonl", ".parquet"}
-
-
-def read_text(path: Path) -> str:
-    """The whole file, byte for byte but for a byte-order mark.
-
-    Raises:
-        CompressError: it can't be read, is not UTF-8, or is blank.
-    """
-    with _readable(path):
-        raw = path.read_bytes()
+def _text(path: Path) -> str:
+    """The whole file, byte for byte but for a byte-order mark."""
     try:
-        text = raw.decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise _not_utf8(f"{path}:{line} (byte {error.start})") from error
-    if not text.strip():
-        raise CompressError(f"{path} is empty", where=WHERE, hint="give a file with text in it")
-    return text
+        hint = "convert it: iconv -f latin1 -t utf-8 IN > OUT (or whatever its encoding is)"
+        raise CompressError(f"the file is not UTF-8: {error}", where=str(path), hint=hint) from error
 
 
-def file_documents(path: Path, seed: int) -> Iterator[Document]:
-    """The documents of a .jsonl or .parquet file in the seed's order.
-
-    Raises:
-        CompressError: the file is damaged, or has no column to read; at the first document.
-    """
-    parquet = path.suffix.lower() == ".parquet"
-    return _parquet_documents(path, seed) if parquet else _jsonl_documents(path, seed)
-
-
-def _jsonl_documents(path: Path, seed: int) -> Iterator[Document]:
-    """One JSON object a line: every line is checked first, then only the drawn ones are read again.
-
-    So the texts are never all in memory.
-    """
-    column: str | None = None
-    lines: list[tuple[str, int]] = []
-    with _readable(path), path.open("rb") as file:
-        place = 0
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                where = f"{path}:{number}"
-                record = _json_object(line, where)
-                column = column_of(record, where, (column,) if column else _COLUMNS)
-                as_document(record[column], column, where)
-                lines.append((where, place))
-            place += len(line)
-        for index in shuffled(len(lines), seed):
-            assert column
-            where, place = lines[index]
-            file.seek(place)
-            yield as_document(_json_object(file.readline(), where)[column], column, where)
-
-
-def _json_object(line: bytes, where: str) -> dict[str, Any]:
+def _json_row(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise _not_utf8(f"{where} (byte {error.start} of the line)") from error
-    except json.JSONDecodeError as error:
-        raise CompressError(
-            f"not JSON: {error.msg} at column {error.colno}", where=where, hint="one JSON object a line"
-        ) from error
-    if not isinstance(record, dict):
+        row = json.loads(line.decode("utf-8-sig"))
+        json.dumps(row, ensure_ascii=False).encode()  # JSON can spell half a surrogate pair; UTF-8 can't
+    except ValueError as error:
+        what = f"the line is not JSON in UTF-8: {error}"
+        raise CompressError(what, where=where, hint="write one JSON object a line") from error
+    if not isinstance(row, dict):
         raise CompressError("the line is not a JSON object", where=where, hint='write {"text": "…"}')
-    return record
+    return row
 
 
-def _parquet_documents(path: Path, seed: int) -> Iterator[Document]:
-    """The rows of a parquet file; its text or messages column is held whole."""
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        with _readable(path), pyarrow.parquet.ParquetFile(path) as file:
-            column = column_of(file.schema_arrow.names, str(path))
-            values = file.read(columns=[column]).column(column)
-    except pyarrow.ArrowException as error:
-        raise CompressError(
-            f"not a parquet file: {str(error).splitlines()[0]}", where=str(path), hint="check the file"
-        ) from error
-    for index in shuffled(len(values), seed):
-        yield as_document(values[index].as_py(), column, f"{path}, row {index}")
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusal to read `path` into the user's error."""
-    try:
-        yield
-    except OSError as error:
-        raise CompressError(
-            f"cannot read {path}: {error.strerror or error}",
-            where=WHERE,
-            hint="check the file's permissions and its disk",
-        ) from error
-
-
-def _not_utf8(where: str) -> CompressError:
-    hint = "convert it: iconv -f latin1 -t utf-8 IN > OUT (or whatever its encoding is)"
-    return CompressError("the file is not UTF-8", where=where, hint=hint)
+        with pyarrow.parquet.ParquetFile(io.BytesIO(read_bytes(path))) as file:
+            columns = [name for name in file.schema_arrow.names if name in ("text", "messages")]
+            rows: list[dict[str, Any]] = file.read(columns=columns or None).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        what = f"not a parquet file: {str(error).splitlines()[0]}"
+        raise CompressError(what, where=str(path), hint="check the file") from error
+    return rows

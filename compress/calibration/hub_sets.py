@@ -1,7 +1,6 @@
 """Public data sets: one file of each, at one revision, is more than any calibration needs.
 
-Read from the hub's local cache of files where it is there, else streamed from the hub. The `datasets`
-library's own Arrow cache is not looked at.
+Read from the hub's local cache of files where it is there, else streamed from the hub.
 """
 
 import itertools
@@ -13,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.calibration.files import WHERE, Document, as_document, column_of
+from compress.calibration.files import WHERE, Document, as_document
 from compress.errors import CompressError
 from compress.models import hub_files
 
 AUTO = "ultrachat"  # what `auto` is where the hub can be had
 BLOCK = 256  # documents of a streamed set that are put in seeded order together
-ELSEWHERE = (
-    "`dataset: embedded` needs no network; `dataset: file:PATH` reads a local .txt, .jsonl or .parquet"
-)
+ELSEWHERE = "`dataset: embedded` needs no network; `dataset: file:PATH` reads a file of yours"
+_SWITCHES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,14 @@ class HubSet:
     revision: str
     file: str
     articles: bool = False  # rows are lines; a heading begins a new document
+
+    def cached(self) -> Path | None:
+        """The file in the hub's local cache."""
+        return hub_files.cached_file(self.repo, self.file, self.revision, repo_type="dataset")
+
+    def answers(self) -> bool:
+        """Whether the hub has the file, asked for a few seconds at most."""
+        return hub_files.probe(self.repo, self.file, self.revision, repo_type="dataset") is None
 
 
 HUB_SETS = {
@@ -49,58 +55,37 @@ HUB_SETS = {
         "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
         "en/c4-train.00000-of-01024.json.gz",
     ),
-    "pile": HubSet(
-        "NeelNanda/pile-10k",
-        "127bfedcd5047750df5ccf3a12979a47bfa0bafa",
-        "data/train-00000-of-00001-4746b8785c874cc7.parquet",
-    ),
 }
 
 
-def obtainable(alias: str, online: Callable[[], bool] | None = None) -> tuple[bool, str]:
+def obtainable(alias: str, online: Callable[[], bool] | None) -> tuple[bool, str]:
     """Whether the set can be had, and why; `online` replaces the probe of the hub."""
     hub_set = HUB_SETS[alias]
-    if _cached_file(hub_set) is not None:
+    if hub_set.cached() is not None:
         return True, "found in the hub's local cache"
-    switches = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
-    for switch in switches:
+    for switch in _SWITCHES:
         if os.environ.get(switch, "").upper() in {"1", "ON", "YES", "TRUE"}:
             return False, f"{switch} is set and the set is not cached"
-    if online is None:
-        answers = not hub_files.probe(hub_set.repo, hub_set.file, hub_set.revision, repo_type="dataset")
-    else:
-        answers = online()
-    return answers, "hub reachable" if answers else "hub not reachable"
+    here = online() if online else hub_set.answers()
+    return here, "hub reachable" if here else "hub not reachable"
 
 
 def unreachable(alias: str, why: str) -> CompressError:
     """The refusal of a set that was asked for by name."""
-    return CompressError(
-        f"dataset {alias!r} ({HUB_SETS[alias].repo}) cannot be had: {why}", where=WHERE, hint=ELSEWHERE
-    )
+    what = f"dataset {alias!r} ({HUB_SETS[alias].repo}) cannot be had: {why}"
+    return CompressError(what, where=WHERE, hint=ELSEWHERE)
 
 
 def hub_documents(alias: str, seed: int) -> Iterator[Document]:
-    """A set's documents, streamed; each block of `BLOCK` in an order of its own, drawn from the seed.
-
-    Raises:
-        CompressError: the hub is lost on the way.
-    """
-    hub_set, rng = HUB_SETS[alias], random.Random(seed)
-    rows = _rows(alias)
-    first = next(rows, {})
-    column = column_of(first, hub_set.repo)
-    values = (row[column] for row in itertools.chain([first], rows))
-    contents: Iterator[Any] = _articles(values) if hub_set.articles else values
-    numbered = enumerate(contents)
+    """A set's documents, streamed; each block of `BLOCK` in an order of its own, drawn from the seed."""
+    hub_set, rng, rows = HUB_SETS[alias], random.Random(seed), _rows(alias)
+    if hub_set.articles:
+        rows = ({"text": article} for article in _articles(row["text"] for row in rows))
+    numbered = enumerate(rows)
     while block := list(itertools.islice(numbered, BLOCK)):
         rng.shuffle(block)
-        for number, content in block:
-            yield as_document(content, column, f"{hub_set.repo}, document {number}")
-
-
-def _cached_file(hub_set: HubSet) -> Path | None:
-    return hub_files.cached_file(hub_set.repo, hub_set.file, hub_set.revision, repo_type="dataset")
+        for number, row in block:
+            yield as_document(row, f"{hub_set.repo}, document {number}")
 
 
 def _rows(alias: str) -> Iterator[dict[str, Any]]:
@@ -109,13 +94,12 @@ def _rows(alias: str) -> Iterator[dict[str, Any]]:
 
     hub_set = HUB_SETS[alias]
     # the file itself and not the repository: no card is asked for, and no retries when the hub is away
-    cached = _cached_file(hub_set)
-    source = str(cached) if cached else f"hf://datasets/{hub_set.repo}@{hub_set.revision}/{hub_set.file}"
+    source = str(hub_set.cached() or f"hf://datasets/{hub_set.repo}@{hub_set.revision}/{hub_set.file}")
     builder = "parquet" if hub_set.file.endswith(".parquet") else "json"
     try:
         yield from datasets.load_dataset(builder, data_files={"train": source}, split="train", streaming=True)
     except (datasets.exceptions.DatasetsError, *hub_files.failures()) as error:
-        raise unreachable(alias, str(error).splitlines()[0] if str(error) else repr(error)) from error
+        raise unreachable(alias, f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:

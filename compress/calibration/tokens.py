@@ -36,19 +36,11 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
 def tokenised(
     documents: Iterable[Document], tokenizer: Any, counts: Counter[str], *, plain: bool
 ) -> Iterator[tuple[str, list[int]]]:
-    """(group, ids) of the documents, without blank and repeated ones, which are counted.
+    """(group, ids) of the documents without blank and repeated ones; `counts` says how many were left out.
 
     A chat template writes its own special tokens, so the tokenizer's are not added to it; only a BOS
-    that the tokenizer would have begun with, and the template forgot, is put in front.
-
-    Args:
-        documents: in their order.
-        tokenizer: as transformers' auto class loads it.
-        counts: `duplicate_documents` and `untemplated_documents` are counted up here.
-        plain: a tokenizer without a template gets the messages' texts instead of a refusal.
-
-    Raises:
-        CompressError: messages, and no template that takes them; half a surrogate pair.
+    that the tokenizer would have begun with, and the template forgot, is put in front. With `plain` a
+    tokenizer without a template gets the messages' texts instead of a refusal.
     """
     own = _own_bos(tokenizer)
     template = bool(getattr(tokenizer, "chat_template", None))
@@ -68,14 +60,12 @@ def tokenised(
                 where=document.where,
                 hint="use a set with a text column, an instruct model's tokenizer, or another dataset",
             )
-        if not text.strip():
-            continue
-        digest = _digest(text, document.where)
+        digest = hashlib.sha256(text.encode()).digest()
         if digest in seen:
             counts["duplicate_documents"] += 1
-            continue
-        seen.add(digest)
-        yield document.group, _one_bos(_encode(tokenizer, text, special=special), own)
+        elif text.strip():
+            seen.add(digest)
+            yield document.group, _one_bos(_encode(tokenizer, text, special=special), own)
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
@@ -86,10 +76,8 @@ def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
 
 def _own_bos(tokenizer: Any) -> int | None:
     """The begin-of-sequence id if the tokenizer itself puts it in front of a text, else None."""
-    bos = getattr(tokenizer, "bos_token_id", None)
-    if bos is None or _encode(tokenizer, "a", special=True)[:1] != [bos]:
-        return None
-    return None if _encode(tokenizer, "a", special=False)[:1] == [bos] else int(bos)
+    first = next(iter(_encode(tokenizer, "a", special=True)), None)
+    return first if first == getattr(tokenizer, "bos_token_id", None) else None
 
 
 def _one_bos(ids: list[int], bos: int | None) -> list[int]:
@@ -100,22 +88,11 @@ def _one_bos(ids: list[int], bos: int | None) -> list[int]:
     return [bos, *ids[start:]]
 
 
-def _digest(text: str, where: str) -> bytes:
-    try:
-        return hashlib.sha256(text.encode()).digest()
-    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, which no tokenizer takes
-        what = f"the text holds half a surrogate pair, at character {error.start}"
-        raise CompressError(what, where=where, hint="mend or remove the line") from error
-
-
 def _templated(tokenizer: Any, messages: list[dict[str, Any]], where: str) -> str:
     from jinja2 import TemplateError
 
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False))
     except (TemplateError, TypeError, ValueError) as error:
-        raise CompressError(
-            f"the tokenizer's chat template cannot write this conversation: {error}",
-            where=where,
-            hint="check the roles and their order, or give the set a text column instead",
-        ) from error
+        what = f"the tokenizer's chat template cannot write this conversation: {error}"
+        raise CompressError(what, where=where, hint="check the roles and their order") from error

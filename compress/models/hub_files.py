@@ -42,7 +42,7 @@ def cached_file(repo: str, file: str, revision: str | None, *, repo_type: str | 
 
 
 def probe(repo: str, file: str, revision: str | None, *, repo_type: str | None = None) -> Exception | None:
-    """Ask for one file's metadata, at most `PROBE_SECONDS` in all: None when it may be downloaded, else why not."""
+    """Ask for one file's metadata, `PROBE_SECONDS` at most in all: None when it can be had, else why not."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     outcome: list[Exception | None] = []

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from compress.calibration import data
+from compress.calibration import embedded, hub_sets
 from compress.calibration.data import (
     Calibration,
     ResolvedData,
@@ -138,7 +137,7 @@ def test_named_sets_resolve_to_themselves_without_asking_when_local() -> None:
     assert resolve_dataset(Calibration(dataset="self")) == ResolvedData("self", "self", "", None)
     embedded = resolve_dataset(Calibration(dataset="embedded"), online=lambda: pytest.fail("asked"))
     assert (embedded.dataset, embedded.reason) == ("embedded", "")
-    for alias in data.HUB_SETS:
+    for alias in hub_sets.HUB_SETS:
         assert resolve_dataset(Calibration(dataset=alias), online=lambda: True).dataset == alias
 
 
@@ -160,20 +159,18 @@ def test_refusals_before_any_work(tmp_path: Path) -> None:
         resolve("ultrachta")()
     refused(resolve("texts/a.txt"), "unknown dataset", "file:texts/a.txt")
     refused(resolve("wikitext2"), "wikitext2", "not reachable", "embedded", "file:")
-    refused(resolve(f"file:{tmp_path}/none.txt"), "no such file", "none.txt")
-    refused(resolve("file:"), "no such file")
-    refused(resolve(f"file:{tmp_path}"), "is a directory")
-    refused(resolve(text_file(tmp_path, "")), "is empty")
-    os.mkfifo(tmp_path / "pipe")
-    refused(resolve(f"file:{tmp_path}/pipe"), "not a regular file")
+    refused(resolve(f"file:{tmp_path}/none.txt"), "No such file", "none.txt")
+    refused(resolve(f"file:{tmp_path}"), "Is a directory")
+    refused(resolve(text_file(tmp_path, " \n\n ")), "is empty")
 
 
 class _Hub(BaseHTTPRequestHandler):
-    kind = "application/json; charset=utf-8"
+    commit: str | None = "8049631c405ae6576f93f445c6b8166f76f5505a"
 
-    def do_GET(self) -> None:
+    def do_HEAD(self) -> None:
         self.send_response(200 if "ultrachat" in self.path else 404)
-        self.send_header("content-type", self.kind)
+        if self.commit:
+            self.send_header("X-Repo-Commit", self.commit)
         self.end_headers()
 
     def log_message(self, *args: Any) -> None:
@@ -181,39 +178,23 @@ class _Hub(BaseHTTPRequestHandler):
 
 
 class _Portal(_Hub):
-    kind = "text/html"
+    commit = None
 
 
 @pytest.mark.parametrize(("handler", "expected"), [(_Hub, "ultrachat"), (_Portal, "embedded")])
 def test_the_probe_asks_the_hub(monkeypatch: pytest.MonkeyPatch, handler: Any, expected: str) -> None:
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("no_proxy", "*")
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         assert resolve_dataset(Calibration()).dataset == expected
         refused(lambda: resolve_dataset(Calibration(dataset="c4")), "not reachable")
         server.shutdown()
-
-
-def test_the_probe_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = threading.Event()
-    monkeypatch.setattr(data, "PROBE_SECONDS", 0.05)
-
-    def hangs(*args: Any, **kwargs: Any) -> None:
-        silent.wait(10)
-        raise TimeoutError
-
-    monkeypatch.setattr("urllib.request.urlopen", hangs)
-    start = time.monotonic()
-    assert resolve_dataset(Calibration()).dataset == "embedded"
-    assert time.monotonic() - start < 2
-    silent.set()
-
-    def no_name(*args: Any, **kwargs: Any) -> None:
-        raise OSError("name or service not known")
-
-    monkeypatch.setattr("urllib.request.urlopen", no_name)
-    assert resolve_dataset(Calibration()).dataset == "embedded"
 
 
 # -------------------------------------------------------------------------------------------------- text
@@ -279,8 +260,7 @@ def test_a_byte_order_mark_is_no_text_and_line_ends_are_kept(tmp_path: Path) -> 
 
 def test_text_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"line\ncaf\xe9\n")
-    refused(lambda: load(f"file:{tmp_path}/latin.txt"), "UTF-8", "latin.txt:2", "byte 8")
-    refused(lambda: load(text_file(tmp_path, " \n\n ")), "is empty")
+    refused(lambda: load(f"file:{tmp_path}/latin.txt"), "UTF-8", "latin.txt", "position 8")
 
 
 def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +269,7 @@ def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def denied(*args: Any, **kwargs: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(Path, "read_bytes", denied)
     refused(lambda: load(dataset), "cannot read", "Permission denied")
 
 
@@ -427,7 +407,6 @@ def test_a_template_that_refuses(tmp_path: Path) -> None:
         (['{"messages": "hello"}'], ["not a list", "a.jsonl:1"]),
         (['{"messages": [{"content": "x"}]}'], ["not a list of {role, content}", "a.jsonl:1"]),
         (['{"text": "\\ud800"}'], ["surrogate", "a.jsonl:1"]),
-        ([], ["0 tokens"]),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, lines: list[str], parts: list[str]) -> None:
@@ -451,7 +430,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
 
 def cache_hub_set(alias: str, rows: list[dict[str, Any]], monkeypatch: Any, root: Path) -> None:
     """A hub cache as a download leaves it, with `rows` as the set's file."""
-    hub_set = data.HUB_SETS[alias]
+    hub_set = hub_sets.HUB_SETS[alias]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
     folder = root / f"datasets--{hub_set.repo.replace('/', '--')}" / "snapshots" / hub_set.revision
     parquet_file(folder / hub_set.file, rows)
@@ -486,18 +465,18 @@ def test_a_block_of_a_streamed_set_is_read_at_a_time(
             taken.append(i)
             yield {"text": words(i, 6)}
 
-    monkeypatch.setattr(data, "_hub_rows", rows)
+    monkeypatch.setattr(hub_sets, "_rows", rows)
     calibration = Calibration(dataset="c4", samples=4, seq_len=16)
     resolved = ResolvedData("c4", "c4", "", None)
     one = load_windows(resolved, calibration, PLAIN, heldout=2)
-    assert len(taken) == data.HUB_BLOCK
+    assert len(taken) == hub_sets.BLOCK
     other = load_windows(resolved, calibration.model_copy(update={"seed": 1}), PLAIN, heldout=2)
     assert one.sha256 != other.sha256
 
 
 def test_wikitext_lines_become_articles() -> None:
     lines = ["", " = One = \n", "", " text \n", " = = Part = = \n", " more \n", " = Two = \n", " end \n"]
-    assert list(data._articles(lines)) == [
+    assert list(hub_sets._articles(lines)) == [
         " = One = \n text \n = = Part = = \n more \n",
         " = Two = \n end \n",
     ]
@@ -538,7 +517,7 @@ def test_self_draws_from_the_model() -> None:
     calibration = Calibration(dataset="self", samples=4, seq_len=16, seed=7)
     resolved = resolve_dataset(calibration)
     got = load_windows(resolved, calibration, PLAIN, heldout=2, generate=generate)
-    assert calls == [(6, 16, 7), (1, 16, 8)]
+    assert calls == [(6, 16, 7), (6, 16, 8)]
     assert got.tokens_NT.shape == (4, 16)
     assert got.heldout_NT.shape == (2, 16)
     assert got.counts["duplicate_windows"] == 1
@@ -552,16 +531,11 @@ def test_self_draws_from_the_model() -> None:
     )
 
 
-def paragraphs(text: str) -> set[str]:
-    found = (" ".join(p.split()) for p in re.split(r"\n\s*\n", text))
-    return {p for p in found if len(p) >= data.SHARED_PARAGRAPH}
-
-
 def test_the_embedded_parts_share_no_paragraph_and_nothing_is_lost() -> None:
     from pydoc_data.topics import topics
 
     calibration, evaluation = embedded_text("calibration"), embedded_text("evaluation")
-    assert not paragraphs(calibration) & paragraphs(evaluation)
+    assert not embedded.long_paragraphs(calibration) & embedded.long_paragraphs(evaluation)
     for text in topics.values():
         assert (text in calibration) != (text in evaluation)
     share = len(calibration) / (len(calibration) + len(evaluation))
@@ -588,14 +562,16 @@ def test_a_fresh_process_splits_the_same_and_imports_nothing_heavy() -> None:
 def test_groups_join_repeats() -> None:
     long = "a paragraph that is long enough to be counted as one that two topics share"
     topics = {"b": f"x\n\n{long}", "a": f"{long}\n \ny", "c": "short", "d": "the short one", "e": "alone"}
-    assert data._groups(topics) == {"a": "a", "b": "a", "c": "c", "d": "c", "e": "e"}
+    assert embedded._groups(topics) == {"a": "a", "b": "a", "c": "c", "d": "c", "e": "e"}
 
 
 def test_embedded_heldout_repeats_nothing_that_calibration_read() -> None:
     got = load("embedded", samples=64, seq_len=512, heldout=8)
     assert got.counts["shared_documents"] == 0
     calibration = PLAIN.decode(got.tokens_NT.flatten())
-    assert not paragraphs(calibration) & paragraphs(PLAIN.decode(got.heldout_NT.flatten()))
+    assert not embedded.long_paragraphs(calibration) & embedded.long_paragraphs(
+        PLAIN.decode(got.heldout_NT.flatten())
+    )
     assert PLAIN.decode(got.tokens_NT[0])[:200] not in embedded_text("evaluation")
 
 

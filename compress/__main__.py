@@ -1,0 +1,5 @@
+"""`python -m compress`."""
+
+from compress.cli import main
+
+raise SystemExit(main())

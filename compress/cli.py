@@ -1,0 +1,211 @@
+"""The command line: parse, call one function, print. The only place that prints or exits.
+
+Exit codes: 0 done; 2 a mistake that the message says how to mend; 1 a fault of ours, with a traceback;
+130 interrupted, and the same command goes on from there.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+EPILOG = """\
+examples:
+  compress run gptq-4bit --model smollm2-135m     make, verify and measure an artifact
+  compress plan gptq-4bit --model llama3-8b       see what would be done, in seconds
+  compress report artifacts/smollm2-135m--gptq-4bit
+  compress recipes                                what can be made
+  compress models                                 names of models
+
+A recipe is a name or a YAML file; a model is a name, a hub id (org/name, org/name@revision) or a folder.
+An interrupted run goes on from where it was when the same command is given again.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of every command."""
+    top = argparse.ArgumentParser(
+        prog="compress",
+        description="Make language models smaller and faster, and know what it cost.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = _add(commands, "run", "compress a model; verify, measure and report the artifact")
+    _recipe_and_model(run)
+    run.add_argument("--out", type=Path, help="folder of the artifact (artifacts/<model>--<recipe>)")
+    run.add_argument("--no-eval", action="store_true", help="stop after the verified artifact: no measurements")
+    run.add_argument("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    plan = _add(commands, "plan", "show what a run would do; reads no weights")
+    _recipe_and_model(plan)
+    show = _add(commands, "report", "print an artifact's report")
+    show.add_argument("artifact", type=Path, help="folder of an artifact")
+    _add(commands, "recipes", "list the shipped recipes")
+    _add(commands, "models", "list the models known by name")
+    return top
+
+
+def _add(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+    added.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    return added
+
+
+def _recipe_and_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("recipe", metavar="RECIPE", help="name of a shipped recipe, or a YAML file")
+    command.add_argument("--model", required=True, help="name, hub id or folder")
+    command.add_argument("--suite", help="measure by this suite (a name or a YAML file), not the recipe's")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    options = parser().parse_args(arguments)
+    from compress.errors import CompressError
+
+    command: Callable[[argparse.Namespace], int] = globals()[f"_{options.command}"]
+    try:
+        return command(options)
+    except CompressError as error:
+        _say_error(error, options.json)
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; what is finished is kept: the same command goes on from there\n")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _say_error(error: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"error": {"what": error.what, "where": error.where, "do": error.hint}}))
+    sys.stderr.write("error: " + "\n".join(error.lines()) + "\n")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from compress.pipeline import run
+
+    _quiet(options.threads)
+    with _Bars(silent=options.json) as bars:
+        outcome = run(
+            options.recipe, options.model, options.out, suite=options.suite, evaluate=not options.no_eval,
+            progress=bars.update,
+        )  # fmt: skip
+    if options.json:
+        print(json.dumps({"artifact": str(outcome.folder), "report": outcome.report}))
+        return 0
+    _print_report(outcome.report)
+    print(f"\nartifact  {outcome.folder}")
+    print(f"report    {outcome.folder / 'report.html'}")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from compress.pipeline import prepare
+    from compress.plan_text import plan_text
+
+    _quiet(None)
+    plan = prepare(options.recipe, options.model, suite=options.suite, weights=False).plan
+    print(json.dumps(plan.document()) if options.json else plan_text(plan))
+    return 2 if plan.refusals else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from compress.evaluation import report
+
+    document = report.read(options.artifact)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        _print_report(document)
+    return 0
+
+
+def _print_report(document: dict[str, Any]) -> None:
+    from compress.evaluation.report import summary_table
+
+    verified = document["verified"] or {}
+    print(f"{document['artifact']['name']}: {', '.join(document['artifact']['scheme'])}")
+    print(summary_table(document))
+    if verified:
+        whole = "; plain transformers loads it and gives the same logits" if "logit_error" in verified else ""
+        print(f"verified: {verified['blocks']} blocks reopened, largest error {verified['max_error']:.1e}{whole}")
+    for note in document["artifact"]["notes"]:
+        print(f"note: {note}")
+
+
+def _recipes(options: argparse.Namespace) -> int:
+    from compress.recipe import load, recipe_names
+
+    recipes = [load(name) for name in recipe_names()]
+    if options.json:
+        print(json.dumps([{"name": r.name, **r.recipe.document()} for r in recipes]))
+        return 0
+    for r in recipes:
+        steps = ", ".join(f"{s.method} {s.scheme}" for s in r.recipe.steps)
+        print(f"{r.name:16} {r.recipe.summary}\n{'':16} {steps}, {r.recipe.format}")
+    return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    from compress.models.source import list_aliases
+
+    aliases = list_aliases()
+    if options.json:
+        keys = ("name", "repo", "params", "license", "gated", "package", "cached")
+        print(json.dumps([{k: getattr(a, k) for k in keys} for a in aliases]))
+        return 0
+    print(f"{'name':14} {'params':>7}  {'license':12} {'where':38}")
+    for a in aliases:
+        mark = "cached" if a.cached else "gated" if a.gated else ""
+        print(f"{a.name:14} {a.params / 1e9:6.2f}B  {a.license[:12]:12} {a.where[:38]:38} {mark}".rstrip())
+    return 0
+
+
+def _quiet(threads: int | None) -> None:
+    """Sets threads and keeps libraries' chatter out of the output."""
+    import torch
+    import transformers
+
+    from compress.errors import CompressError
+
+    if threads is not None:
+        if threads < 1:
+            raise CompressError(f"--threads must be at least 1, not {threads}")
+        torch.set_num_threads(threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+class _Bars:
+    """Progress bars with time left, on standard error; one line for each stage."""
+
+    def __init__(self, silent: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description:10}"), BarColumn(bar_width=30), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            console=Console(stderr=True), disable=silent,
+        )  # fmt: skip
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> "_Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Shows that `done` of `total` parts of a stage are done."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total)
+        for other, task in self._tasks.items():
+            if other != stage:
+                self._bars.update(task, completed=self._bars.tasks[task].total)
+        self._bars.update(self._tasks[stage], completed=done, total=total)
