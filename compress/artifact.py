@@ -26,7 +26,19 @@ from compress.tables import resolve
 
 LOCK = "lock.json"
 STATE = ".state"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".msgpack", ".h5", ".ckpt", ".tflite")
+_WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".onnx",
+    ".onnx_data",
+    ".msgpack",
+    ".h5",
+    ".ckpt",
+    ".tflite",
+)
 _OURS = {"config.json", "recipe.yaml", "plan.json", LOCK, "report.json", "report.html", "README.md"}
 
 
@@ -51,7 +63,9 @@ def check_folder(folder: Path) -> None:
         raise CompressError("the output is a file, not a folder", where=str(folder), hint="choose another --out")
     if folder.is_dir() and not (folder / LOCK).is_file() and any(p.name != STATE for p in folder.iterdir()):
         raise CompressError(
-            "the output folder holds something else", where=str(folder), hint="choose another --out, or empty it"
+            "the output folder holds something else",
+            where=str(folder),
+            hint="choose another --out, or empty it",
         )
 
 

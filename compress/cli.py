@@ -167,16 +167,15 @@ def _models(options: argparse.Namespace) -> int:
 def _quiet(threads: int | None) -> None:
     """Sets threads and keeps libraries' chatter out of the output."""
     import torch
-    import transformers
 
     from compress.errors import CompressError
+    from compress.models.load import hush
 
     if threads is not None:
         if threads < 1:
             raise CompressError(f"--threads must be at least 1, not {threads}")
         torch.set_num_threads(threads)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    hush()
 
 
 class _Bars:
@@ -184,8 +183,14 @@ class _Bars:
 
     def __init__(self, silent: bool) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self._bars = Progress(
             TextColumn("{task.description:10}"), BarColumn(bar_width=30), MofNCompleteColumn(),

@@ -11,6 +11,7 @@ Left out: float codes (FP8, FP4), whose grids are not evenly spaced.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +130,7 @@ def bf16_products() -> Iterator[None]:
 
     Exact for operands that hold bfloat16 values, and several times faster there; elsewhere it changes nothing.
     """
-    backend = torch.backends.mkldnn.matmul
+    backend: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made by torch at run time
     before = backend.fp32_precision
     if has_bf16_matrix_unit():
         backend.fp32_precision = "bf16"

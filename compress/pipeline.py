@@ -189,9 +189,7 @@ def _close(job: Job, windows: Windows, folder: Path, state: State, key: str) -> 
     """Writes the checkpoint and what was asked and done; the lock, not yet written."""
     schemes = job.plan.schemes()
     ignore = [row.name for row in job.plan.rows if row.scheme is None]
-    artifact.assemble(
-        folder, _path(job.source), job.source.config, state, job.format.config(schemes, ignore)
-    )
+    artifact.assemble(folder, _path(job.source), job.source.config, state, job.format.config(schemes, ignore))
     replace(folder / "recipe.yaml", job.recipe.text.encode())
     artifact.write_json(folder / "plan.json", job.plan.document())
     return {
@@ -346,7 +344,16 @@ def _check_machine(plan: Plan, folder: Path) -> None:
 
 def _compress_key(job: Job, windows: Windows) -> str:
     package = Path(__file__).parent
-    sources = ["numerics.py", "schemes.py", "shards.py", "artifact.py", "calibration", "methods", "formats", "models"]
+    sources = [
+        "numerics.py",
+        "schemes.py",
+        "shards.py",
+        "artifact.py",
+        "calibration",
+        "methods",
+        "formats",
+        "models",
+    ]
     files = sorted(f for s in sources for f in ([package / s] if s.endswith(".py") else (package / s).glob("*.py")))
     recipe = job.recipe.recipe.document()
     recipe.pop("evaluate")

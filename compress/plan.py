@@ -97,9 +97,7 @@ def make_plan(
     step = next(s for s in recipe.steps if method_of(s).kind == "block")
     method = method_of(step)
     resolved = _resolve_groups(step, shapes, draft)
-    rows = tuple(
-        _row(name, shape, step, resolved, family, shapes.tied, draft) for name, shape in shapes.linears
-    )
+    rows = tuple(_row(name, shape, step, resolved, family, shapes.tied, draft) for name, shape in shapes.linears)
     _check_patterns(step, rows, draft)
     _check_format(rows, fmt, draft)
     _check_fused(rows, family, draft)

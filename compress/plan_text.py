@@ -21,7 +21,7 @@ def folded(rows: Sequence[PlanRow]) -> list[tuple[str, PlanRow, int]]:
     """Rows that differ only in the layer's number, as (name with the numbers, one of them, how many)."""
     groups: dict[tuple[object, ...], list[PlanRow]] = {}
     for row in rows:
-        key = (re.sub(r"\.\d+\.", ".*.", row.name), row.shape, row.scheme, row.method, row.reason)
+        key: tuple[object, ...] = (re.sub(r"\.\d+\.", ".*.", row.name), row.shape, row.scheme, row.method, row.reason)
         groups.setdefault(key, []).append(row)
     found = []
     for key, same in groups.items():

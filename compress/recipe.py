@@ -150,7 +150,7 @@ def _step(step: Any, where: str, node: yaml.Node, index: int) -> StepConfig:
     if not isinstance(step, dict) or not isinstance(step.get("method"), str):
         raise CompressError("a step must be a mapping with `method`", where=place(where, node, path))
     method = resolve(METHODS, step["method"], kind="method", where=place(where, node, (*path, "method")))
-    config = validate(method.config, step, where, node, path)
+    config: StepConfig = validate(method.config, step, where, node, path)
     scheme_of(config.scheme, place(where, node, (*path, "scheme")))
     for i, override in enumerate(config.overrides):
         scheme_of(override.scheme, place(where, node, (*path, "overrides", i, "scheme")))
@@ -182,9 +182,7 @@ def _refuse_doubled_keys(node: yaml.Node, where: str) -> None:
         seen = set()
         for key, value in node.value:
             if key.value in seen:
-                raise CompressError(
-                    f"key {key.value!r} appears twice", where=f"{where}:{key.start_mark.line + 1}"
-                )
+                raise CompressError(f"key {key.value!r} appears twice", where=f"{where}:{key.start_mark.line + 1}")
             seen.add(key.value)
             _refuse_doubled_keys(value, where)
     elif isinstance(node, yaml.SequenceNode):

@@ -102,9 +102,7 @@ def weight_bytes(scheme: Scheme | None, shape: tuple[int, int]) -> int:
 
 def _int(num_bits: int, group_size: int | None, symmetric: bool = True) -> Scheme:
     strategy: Strategy = "group" if group_size else "channel"
-    return Scheme(
-        weights=QuantArgs(num_bits=num_bits, symmetric=symmetric, strategy=strategy, group_size=group_size)
-    )
+    return Scheme(weights=QuantArgs(num_bits=num_bits, symmetric=symmetric, strategy=strategy, group_size=group_size))
 
 
 PRESETS: dict[str, Scheme] = {

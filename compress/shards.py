@@ -81,7 +81,11 @@ def _write(path: Path, tensors: Sequence[StoredTensor]) -> None:
     offset = 0
     for tensor in tensors:
         end = offset + tensor.end - tensor.start
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -64,7 +64,9 @@ def verify(request: Request) -> dict[str, Any]:
         return finding
     why = json.loads(last)["refused"] if done.returncode == 3 else "\n".join(done.stderr.splitlines()[-5:])
     raise CompressError(
-        f"verification failed: {why}", where=request.artifact, hint="the artifact must not be used; please report it"
+        f"verification failed: {why}",
+        where=request.artifact,
+        hint="the artifact must not be used; please report it",
     )
 
 

@@ -8,8 +8,8 @@ file whole. Plain reads and writes: pages of a mapped file would count as memory
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,10 +63,10 @@ class Chain:
         self._write(self._file(self.parity), start, rows)
 
     def _write(self, path: Path, start: int, rows: Tensor) -> None:
-        data = rows.to(self.dtype).contiguous().view(torch.uint8).numpy()
+        data: Any = rows.to(self.dtype).contiguous().view(torch.uint8).numpy().reshape(-1)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            view, offset = memoryview(np.ascontiguousarray(data)).cast("B"), start * self._row_bytes
+            view, offset = memoryview(data), start * self._row_bytes
             while view:
                 written = os.pwrite(descriptor, view, offset)
                 view, offset = view[written:], offset + written

@@ -175,9 +175,7 @@ def _documents(dataset: str, seed: int) -> Iterable[files.Document]:
     """The documents of a source, in their order."""
     if dataset.startswith("file:"):
         return files.file_documents(Path(dataset.removeprefix("file:")), seed)
-    return (
-        embedded.embedded_documents(seed) if dataset == "embedded" else hub_sets.hub_documents(dataset, seed)
-    )
+    return embedded.embedded_documents(seed) if dataset == "embedded" else hub_sets.hub_documents(dataset, seed)
 
 
 def _generated(

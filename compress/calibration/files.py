@@ -30,9 +30,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CompressError(
-            f"cannot read {path}: {error.strerror or error}", where=WHERE, hint=_HINT
-        ) from error
+        raise CompressError(f"cannot read {path}: {error.strerror or error}", where=WHERE, hint=_HINT) from error
     if not content.strip():
         raise CompressError(f"{path} is empty", where=WHERE, hint=_HINT)
     return content

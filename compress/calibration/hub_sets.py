@@ -55,6 +55,11 @@ HUB_SETS = {
         "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
         "en/c4-train.00000-of-01024.json.gz",
     ),
+    "pile": HubSet(
+        "NeelNanda/pile-10k",
+        "127bfedcd5047750df5ccf3a12979a47bfa0bafa",
+        "data/train-00000-of-00001-4746b8785c874cc7.parquet",
+    ),
 }
 
 

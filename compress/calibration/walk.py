@@ -178,7 +178,7 @@ class Block:
         grams = [Gram(self.linear(names[0]).in_features) for names in self.groups]
         hooks = [
             self._linear(self.twin, names[0]).register_forward_pre_hook(
-                lambda _, inputs, gram=gram: gram.update(inputs[0])  # type: ignore[misc]
+                lambda _, inputs, gram=gram: gram.update(inputs[0])
             )
             for names, gram in zip(self.groups, grams, strict=True)
         ]
@@ -378,7 +378,7 @@ def _base_pass(
     seen: list[tuple[str, Tensor]] = []
     hooks = [
         module.get_submodule(n[len(name) + 1 :]).register_forward_pre_hook(
-            lambda _, inputs, n=n: seen.append((n, inputs[0]))  # type: ignore[misc]
+            lambda _, inputs, n=n: seen.append((n, inputs[0]))
         )
         for n in schemes
     ]

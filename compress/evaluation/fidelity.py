@@ -86,6 +86,13 @@ def fidelity_rows(found: Fidelity, task: str, conditions: dict[str, Any]) -> lis
     }
     rows = [
         row("perplexity", "base", task, float(found.nll_base_P.mean().exp()), n=n, conditions=conditions),
-        row("perplexity", "artifact", task, float(found.nll_artifact_P.mean().exp()), n=n, conditions=conditions),
+        row(
+            "perplexity",
+            "artifact",
+            task,
+            float(found.nll_artifact_P.mean().exp()),
+            n=n,
+            conditions=conditions,
+        ),
     ]
     return rows + [row(m, "pair", task, float(v), n=n, conditions=conditions) for m, v in values.items()]

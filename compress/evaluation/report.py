@@ -361,12 +361,8 @@ CHART = (720, 180)
 
 def block_bars(report: Report) -> tuple[list[Bar], float]:
     """The bars of the error by block, in the model's order, and the highest error (0 without any)."""
-    rows = [
-        row for row in report["measurements"] if row["metric"] == "block_error" and row["value"] is not None
-    ]
-    rows.sort(
-        key=lambda row: [int(part) if part.isdigit() else -1 for part in re.split(r"(\d+)", row["task"])]
-    )
+    rows = [row for row in report["measurements"] if row["metric"] == "block_error" and row["value"] is not None]
+    rows.sort(key=lambda row: [int(part) if part.isdigit() else -1 for part in re.split(r"(\d+)", row["task"])])
     top = max((row["value"] for row in rows), default=0.0)
     step = CHART[0] / max(len(rows), 1)
     bars = []

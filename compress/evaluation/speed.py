@@ -168,9 +168,7 @@ def summarize(
         "opening_s": statistics.median(sample.opening_s for sample in samples),
         "first_forward_s": statistics.median(sample.first_forward_s for sample in samples),
     }
-    rows = [
-        _spread("load_s", subject, loads, {**shared, "page_cache": "/".join(caches)}, context | load_notes)
-    ]
+    rows = [_spread("load_s", subject, loads, {**shared, "page_cache": "/".join(caches)}, context | load_notes)]
     for times in zip(*(sample.points for sample in samples), strict=True):
         rows += _point_rows(subject, times, shared, context)
     for point, why in (skipped or {}).items():
@@ -232,8 +230,7 @@ def draw_prompts(grid: Sequence[Point], vocab_size: int, seed: int = 0) -> list[
     """Token ids `[point][batch][context]` below `vocab_size`, the same for everybody with this seed."""
     source = random.Random(seed)
     return [
-        [[source.randrange(vocab_size) for _ in range(point.context)] for _ in range(point.batch)]
-        for point in grid
+        [[source.randrange(vocab_size) for _ in range(point.context)] for _ in range(point.batch)] for point in grid
     ]
 
 
@@ -323,9 +320,7 @@ def worker_death(subject: Subject, path: str, code: int, stderr: str) -> Compres
 
 
 def _parse_sample(data: dict[str, Any]) -> Sample:
-    points = [
-        PointTimes(Point(**item["point"]), item["prefill_s"], item["steps_s"]) for item in data["points"]
-    ]
+    points = [PointTimes(Point(**item["point"]), item["prefill_s"], item["steps_s"]) for item in data["points"]]
     return Sample(**{**data, "points": points})
 
 

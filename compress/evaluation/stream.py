@@ -32,7 +32,7 @@ def stream(
     for index in range(model.block_count):
         block = model.block(index)
         with torch.no_grad():
-            for rows_BTD, call in zip(hidden_NTD.split(size), calls, strict=True):
+            for rows_BTD, call in zip(torch.split(hidden_NTD, size), calls, strict=True):
                 rows_BTD.copy_(block(rows_BTD, **call[index]))
         if visit:
             visit(index, hidden_NTD)

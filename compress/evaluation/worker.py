@@ -41,7 +41,9 @@ def measure_fidelity(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         cwd=Path(__file__).resolve().parents[2],
     ) as worker:  # fmt: skip
-        assert worker.stdin and worker.stdout and worker.stderr
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
         worker.stdin.write(json.dumps(request))
         worker.stdin.close()
         said: list[str] = []

@@ -42,12 +42,12 @@ def search_qparams(w_OI: Tensor, importance_I: Tensor, args: QuantArgs) -> tuple
     """
     if args.strategy == "tensor":
         return minmax_qparams(w_OI, args)
-    out_features, in_features = w_OI.shape
+    in_features = w_OI.shape[1]
     group = args.group_size or in_features
     h_Gi = importance_I.view(-1, group)
     rows = max(1, _CHUNK_VALUES // in_features)
     scales, zeros = [], []
-    for w_Oi in w_OI.split(rows):
+    for w_Oi in torch.split(w_OI, rows):
         scale, zero = _search_rows(w_Oi.view(-1, h_Gi.shape[0], group), h_Gi, args)
         scales.append(scale)
         zeros.append(zero)

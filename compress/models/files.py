@@ -68,9 +68,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     config = _read_json(path)
     if not isinstance(config.get("model_type"), str):
-        raise CompressError(
-            "config.json names no `model_type`", where=str(path), hint="use transformers' layout"
-        )
+        raise CompressError("config.json names no `model_type`", where=str(path), hint="use transformers' layout")
     return config
 
 
@@ -108,9 +106,7 @@ def _check_file(path: Path) -> set[str]:
         start = handle.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if start == b"version ":
-            raise CompressError(
-                "this is a Git LFS pointer, not the weights", where=str(path), hint="run: git lfs pull"
-            )
+            raise CompressError("this is a Git LFS pointer, not the weights", where=str(path), hint="run: git lfs pull")
         if not 2 <= length <= min(_MAX_HEADER, size - 8):
             raise CompressError(
                 f"the header is damaged or cut off: it claims {length} bytes, the file has {size}",
@@ -123,9 +119,7 @@ def _check_file(path: Path) -> set[str]:
         spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
         end = max((int(last) for _, last in spans.values()), default=0)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CompressError(
-            "the header is damaged: not safetensors' JSON", where=str(path), hint=_AGAIN
-        ) from error
+        raise CompressError("the header is damaged: not safetensors' JSON", where=str(path), hint=_AGAIN) from error
     if size != 8 + length + end:
         raise CompressError(
             f"the file has {size} bytes where its header promises {8 + length + end}",

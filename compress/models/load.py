@@ -97,9 +97,10 @@ def skeleton(config: Mapping[str, Any], where: str) -> nn.Module:
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
+    auto: Any = AutoModelForCausalLM  # its own types are partly wrong
     made = text_config(config, where)
     with init_empty_weights(include_buffers=False):
-        model: nn.Module = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+        model: nn.Module = auto.from_config(made, dtype=torch.float32)
     return model.eval()
 
 
@@ -173,7 +174,7 @@ class StreamedModel:
         inner = copy.copy(self._inner)
         inner._modules = dict(inner._modules)
         inner._modules[self.family.norm.rsplit(".", 1)[1]] = nn.Identity()
-        embedding = copy.deepcopy(self.skeleton.get_submodule(self.family.embedding))
+        embedding: Any = copy.deepcopy(self.skeleton.get_submodule(self.family.embedding))
         used, rows_NT = torch.unique(tokens_NT, return_inverse=True)
         (weight,) = self.reader(self.family.embedding).values()
         embedding.weight = nn.Parameter(weight[used].float(), requires_grad=False)
@@ -238,9 +239,7 @@ class _Head(nn.Module):
     @torch.no_grad()
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         self.__dict__["_decoder"].hidden_BTD = self.norm(hidden_BTD)
-        logits: Tensor = self.__dict__["_whole"](
-            input_ids=torch.zeros(hidden_BTD.shape[:2], dtype=torch.int64)
-        ).logits
+        logits: Tensor = self.__dict__["_whole"](input_ids=torch.zeros(hidden_BTD.shape[:2], dtype=torch.int64)).logits
         return logits.float()
 
 
@@ -249,7 +248,9 @@ class _Decoded(nn.Module):
 
     hidden_BTD: Tensor
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, **kwargs: Any) -> Any:
+        """Whatever it is asked, the answer is ready."""
+        del kwargs
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         return BaseModelOutputWithPast(last_hidden_state=self.hidden_BTD)
@@ -295,6 +296,15 @@ def tokenizer(folder: Path) -> Any:
             where=str(folder),
             hint="put the model's tokenizer.json and tokenizer_config.json into the folder",
         ) from error
+
+
+def hush() -> None:
+    """Keeps transformers' log lines and progress bars out of a program's output."""
+    from transformers.utils import logging
+
+    log: Any = logging  # untyped
+    log.set_verbosity_error()
+    log.disable_progress_bar()
 
 
 def calibration_dtype() -> torch.dtype:

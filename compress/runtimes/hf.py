@@ -74,9 +74,7 @@ class HfRuntime:
         auto: Any = transformers.AutoModelForCausalLM  # its own types are partly wrong
         _require_folder(path)
         with _readable_errors(path):
-            config = transformers.AutoConfig.from_pretrained(
-                path, local_files_only=True, trust_remote_code=False
-            )
+            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             if getattr(config, "quantization_config", None):
                 import compressed_tensors.quantization  # noqa: F401  # slow to import, and `load` needs it
             with torch.device("meta"):
@@ -178,9 +176,7 @@ def _readable_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise CompressError(
-            f"transformers cannot load this checkpoint: {lines[0]}", where=str(path)
-        ) from error
+        raise CompressError(f"transformers cannot load this checkpoint: {lines[0]}", where=str(path)) from error
 
 
 @contextlib.contextmanager

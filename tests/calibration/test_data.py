@@ -141,9 +141,7 @@ def test_named_sets_resolve_to_themselves_without_asking_when_local() -> None:
         assert resolve_dataset(Calibration(dataset=alias), online=lambda: True).dataset == alias
 
 
-def test_a_file_resolves_to_its_absolute_path_and_hash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_resolves_to_its_absolute_path_and_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("some text")
     monkeypatch.chdir(tmp_path)
     resolved = resolve_dataset(Calibration(dataset="file:a.txt"))
@@ -449,9 +447,7 @@ def test_a_cached_set_needs_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert got.counts["untemplated_documents"] == 0
     # nobody chose conversations under `auto`: a base model gets their plain texts, counted
     plain = load_windows(resolved, calibration, WITH_BOS, heldout=2)
-    assert (
-        plain.counts["untemplated_documents"] == plain.counts["documents"] + plain.counts["heldout_documents"]
-    )
+    assert plain.counts["untemplated_documents"] == plain.counts["documents"] + plain.counts["heldout_documents"]
     refused(lambda: load("ultrachat", WITH_BOS), "no chat template")
 
 
@@ -526,9 +522,7 @@ def test_self_draws_from_the_model() -> None:
     def stuck(n: int, seq_len: int, seed: int) -> torch.Tensor:
         return torch.ones(n, seq_len, dtype=torch.int32)
 
-    refused(
-        lambda: load_windows(resolved, calibration, PLAIN, heldout=2, generate=stuck), "repeated ones dropped"
-    )
+    refused(lambda: load_windows(resolved, calibration, PLAIN, heldout=2, generate=stuck), "repeated ones dropped")
 
 
 def test_the_embedded_parts_share_no_paragraph_and_nothing_is_lost() -> None:
@@ -569,9 +563,7 @@ def test_embedded_heldout_repeats_nothing_that_calibration_read() -> None:
     got = load("embedded", samples=64, seq_len=512, heldout=8)
     assert got.counts["shared_documents"] == 0
     calibration = PLAIN.decode(got.tokens_NT.flatten())
-    assert not embedded.long_paragraphs(calibration) & embedded.long_paragraphs(
-        PLAIN.decode(got.heldout_NT.flatten())
-    )
+    assert not embedded.long_paragraphs(calibration) & embedded.long_paragraphs(PLAIN.decode(got.heldout_NT.flatten()))
     assert PLAIN.decode(got.tokens_NT[0])[:200] not in embedded_text("evaluation")
 
 
@@ -604,6 +596,4 @@ def test_evaluation_windows() -> None:
     got_NT = evaluation_windows(WITH_BOS, text, windows=5, seq_len=20)
     assert got_NT.dtype == torch.int64
     assert torch.equal(got_NT, torch.tensor(WITH_BOS(text).input_ids[:100]).reshape(5, 20))
-    refused(
-        lambda: evaluation_windows(WITH_BOS, text, windows=9, seq_len=20), "160 tokens", "180", "at most 8"
-    )
+    refused(lambda: evaluation_windows(WITH_BOS, text, windows=9, seq_len=20), "160 tokens", "180", "at most 8")

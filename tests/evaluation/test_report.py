@@ -31,9 +31,7 @@ def make_rows() -> list[Row]:
         row("prefill_tok_s", "base", "speed", 400.0, low=390, high=410, n=4, conditions=POINT),
         row("prefill_tok_s", "artifact", "speed", 1234.5, low=1200, high=1300, n=4, conditions=POINT),
         row("decode_tok_s", "base", "speed", None, conditions=POINT, context={"skipped": "too long"}),
-        row(
-            "peak_memory_bytes", "artifact", "speed", 1.5e9, n=2, conditions=SPEED, context={"cpu_share": 0.4}
-        ),
+        row("peak_memory_bytes", "artifact", "speed", 1.5e9, n=2, conditions=SPEED, context={"cpu_share": 0.4}),
     ]
     order = ["model.layers.10", "model.layers.2", "model.layers.0"]
     return rows + [row("block_error", "pair", name, 0.01 * i + 0.01) for i, name in enumerate(order)]

@@ -146,9 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_measure_takes_turns_and_skips_what_is_too_long(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measure_takes_turns_and_skips_what_is_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
     heard: list[tuple[str, float]] = []
 
@@ -190,9 +188,7 @@ def test_the_worker_for_real(folder: Path) -> None:
 def test_a_dead_worker_names_its_subject_and_last_words(folder: Path) -> None:
     request = {"runtime": "hf", "path": str(folder / "gone"), "threads": 1, "dtype": "float32",
                "repeats": 1, "points": [], "prompts": []}  # fmt: skip
-    with pytest.raises(
-        CompressError, match=r"(?s)of the artifact failed.*exit code 2.*config\.json is missing"
-    ):
+    with pytest.raises(CompressError, match=r"(?s)of the artifact failed.*exit code 2.*config\.json is missing"):
         speed._run_worker("artifact", request)
 
 
@@ -238,9 +234,7 @@ def test_peak_anonymous_sees_a_passing_allocation() -> None:
 def test_peak_rss_is_not_the_parents() -> None:
     """A child of a large process must report its own peak: `ru_maxrss` would survive fork and exec."""
     block = bytearray(256 << 20)
-    code = (
-        "from compress.evaluation.memory import peak_rss_bytes as p; import sys; sys.stdout.write(str(p()))"
-    )
+    code = "from compress.evaluation.memory import peak_rss_bytes as p; import sys; sys.stdout.write(str(p()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           cwd=Path(speed.__file__).parents[2])  # fmt: skip
     assert int(done.stdout) < len(block)

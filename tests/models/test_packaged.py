@@ -34,9 +34,7 @@ def test_joining_parts(tmp_path: Path) -> None:
 def test_a_refusal_crosses_the_process_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"nope")
     with pytest.raises(CompressError, match="not a GGUF") as caught:
-        packaged.convert_apart(
-            [tmp_path / "x.gguf"], tmp_path / "models" / "x", license="mit", base_model="o/x"
-        )
+        packaged.convert_apart([tmp_path / "x.gguf"], tmp_path / "models" / "x", license="mit", base_model="o/x")
     assert caught.value.hint == "install its package again"
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["x.lock"]
 

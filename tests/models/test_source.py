@@ -351,9 +351,7 @@ def test_the_whole_process_ends_in_time() -> None:
             "HF_HUB_OFFLINE": "0",
         }
         start = time.monotonic()
-        child = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
-        )
+        child = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert time.monotonic() - start < 10
     assert "can't be reached" in child.stderr
 
