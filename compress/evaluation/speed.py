@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.errors import CompressError
+from compress.errors import CompressError, nearest
 from compress.evaluation import memory
 from compress.evaluation.metrics import Row, Subject, row
 from compress.runtimes import RUNTIMES
@@ -325,7 +325,8 @@ def _parse_sample(data: dict[str, Any]) -> Sample:
 
 
 def _check_request(grid: Sequence[Point], threads: int, repeats: int, runtime: str) -> None:
-    resolve(RUNTIMES, runtime, kind="runtime")
+    if runtime not in RUNTIMES:  # looked up only: the worker imports it, this process need not
+        raise CompressError(f"unknown runtime {runtime!r}; {nearest(runtime, RUNTIMES)}")
     if threads < 1 or repeats < 1:
         raise CompressError(f"threads and repeats must be at least 1, not {threads} and {repeats}")
     for point in grid:

@@ -1,0 +1,81 @@
+"""Tiny random models made from a config, with a byte tokenizer beside: no test needs a network or a download."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+FAMILY_NAMES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+COMMON = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": 2,
+}  # fmt: skip
+MakeTiny = Callable[..., Path]
+
+
+def family_settings(family: str, layers: int) -> dict[str, Any]:
+    """What a family's config has beyond the common; windows are shorter than the tests' sequences."""
+    special: dict[str, dict[str, Any]] = {
+        "gemma3_text": {
+            "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8,
+            "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
+        },
+        "mistral": {"head_dim": 16, "sliding_window": 8},
+        "qwen3": {"head_dim": 16},
+    }  # fmt: skip
+    return {**COMMON, "num_hidden_layers": layers, **special.get(family, {})}
+
+
+def byte_tokenizer() -> Any:
+    """One token a byte; `<s>` in front."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = ["<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocab)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def save_tiny(folder: Path, family: str, *, tied: bool, layers: int, seed: int, **overrides: Any) -> Path:
+    """A random bf16 model whose every parameter matters: biases and norms are drawn too."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {**family_settings(family, layers), "tie_word_embeddings": tied, **overrides}
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings), dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator)
+        with torch.no_grad():
+            if parameter.dim() == 2:
+                parameter.copy_(drawn * parameter.shape[1] ** -0.5)
+            else:
+                parameter.add_(0.1 * drawn)  # norms around their neutral value, biases around zero
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> MakeTiny:
+    """`tiny(family, *, tied, layers=2, seed=0, **overrides)`: the folder of a tiny model.
+
+    `overrides` are keys of the family's config. The same arguments give the same folder in the whole session:
+    copy it before changing anything in it.
+    """
+    made: dict[str, Path] = {}
+
+    def make(family: str, *, tied: bool, layers: int = 2, seed: int = 0, **overrides: Any) -> Path:
+        key = repr((family, tied, layers, seed, sorted(overrides.items())))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(f"{family}-{'tied' if tied else 'untied'}-")
+            made[key] = save_tiny(folder, family, tied=tied, layers=layers, seed=seed, **overrides)
+        return made[key]
+
+    return make

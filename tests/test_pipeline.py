@@ -1,0 +1,178 @@
+"""From recipe to verified artifact on tiny models: every pair of method, scheme and family; resume; refusals."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from compress import pipeline
+from compress.artifact import claimed, open_artifact, read_lock
+from compress.errors import CompressError
+from compress.evaluation.report import read
+from compress.evaluation.stream import stream
+from compress.methods import METHODS
+from compress.models import FAMILIES
+from compress.schemes import PRESETS
+from compress.verify import Request, examine
+from tests.conftest import MakeTiny
+
+PAIRS = [
+    (family, scheme, sorted(METHODS)[i % len(METHODS)], bool((i // 2) % 2))
+    for i, (family, scheme) in enumerate(itertools.product(sorted(FAMILIES), sorted(PRESETS)))
+]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    words = [f"word{(i * i) % 97} is not {i % 13}." for i in range(3000)]
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(words))
+    return path
+
+
+@pytest.fixture
+def verify_here(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """Verification in this process rather than a fresh one, with plain transformers' reload: seconds less each."""
+    requests: list[Request] = []
+
+    def verify(request: Request) -> dict[str, Any]:
+        requests.append(request)
+        return examine(Request(**{**request.__dict__, "whole": True}))
+
+    monkeypatch.setattr(pipeline, "verify", verify)
+    return requests
+
+
+def write_recipe(folder: Path, text: Path, *, name: str = "recipe", fmt: str = "compressed-tensors", **step: Any) -> str:
+    step = {"method": "gptq", "scheme": "W4A16", "group_fallback": [64, 32], **step}
+    document = {
+        "version": 1, "summary": "a test", "steps": [step], "format": fmt,
+        "calibration": {"dataset": f"file:{text}", "samples": 4, "seq_len": 32},
+    }  # fmt: skip
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def run(recipe: str, model: Path, out: Path) -> pipeline.Outcome:
+    return pipeline.run(recipe, str(model), out, evaluate=False, progress=lambda *_: None)
+
+
+@pytest.mark.parametrize(("family", "scheme", "method", "tied"), PAIRS)
+def test_conformance(
+    family: str, scheme: str, method: str, tied: bool,
+    tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Request],
+) -> None:  # fmt: skip
+    model = tiny(family, tied=tied)
+    outcome = run(write_recipe(tmp_path, text, scheme=scheme, method=method), model, tmp_path / "out")
+    found = outcome.report["verified"]
+    assert found["max_error"] < 1e-5
+    assert found["logit_error"] < 1e-2
+    assert found["top1_agreement"] > 0.95
+    rows = {(r["metric"], r["subject"]): r["value"] for r in outcome.report["measurements"] if r["task"] == "heldout"}
+    assert rows["kld_mean", "pair"] > 0
+    bits = PRESETS[scheme].weights.num_bits
+    assert bits < json.loads((tmp_path / "out" / "plan.json").read_text())["bpw"] < bits + 2
+
+
+def test_artifact_holds_what_design_says(tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("llama", tied=True), model)
+    (model / "README.md").write_text("the base's own words")
+    (model / "extra.txt").write_text("kept byte for byte")
+    (model / "pytorch_model.bin").write_bytes(b"not copied")
+    out = run(write_recipe(tmp_path, text), model, tmp_path / "out").folder
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "recipe.yaml", "plan.json", "report.html"):
+        assert (out / name).is_file(), name
+    assert (out / "README.base.md").read_text() == "the base's own words"
+    assert (out / "extra.txt").read_text() == "kept byte for byte"
+    assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert not (out / "pytorch_model.bin").exists()
+    assert not (out / ".state").exists()
+    lock = read_lock(out)
+    assert lock["data"]["counts"]["tokens"] == 4 * 32
+    assert set(lock["stages"]) == {"compress", "verify"}
+    assert "lm_head" in json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    assert read(out)["verdict"] is None
+
+
+def test_dense_equals_packed(tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]) -> None:
+    model = tiny("qwen2", tied=False)
+    packed = run(write_recipe(tmp_path, text, method="rtn"), model, tmp_path / "packed").folder
+    dense = run(write_recipe(tmp_path, text, method="rtn", name="d", fmt="dense"), model, tmp_path / "dense").folder
+    tokens = torch.randint(3, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    a, b = (stream(open_artifact(folder), tokens) for folder in (packed, dense))
+    assert float((a - b).norm() / a.norm()) < 1e-2  # dense rounds the values to bfloat16
+    assert "quantization_config" not in json.loads((dense / "config.json").read_text())
+
+
+def test_done_is_not_done_again(
+    tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, recipe, out = tiny("llama", tied=True), write_recipe(tmp_path, text), tmp_path / "out"
+    first = run(recipe, model, out)
+    before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    monkeypatch.setattr(pipeline, "walk", None)
+    again = run(recipe, model, out)
+    assert again.report == first.report
+    assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
+
+
+def test_another_recipe_is_made_anew(tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]) -> None:
+    model, out = tiny("llama", tied=True), tmp_path / "out"
+    run(write_recipe(tmp_path, text), model, out)
+    four = (out / "model.safetensors").stat().st_size
+    run(write_recipe(tmp_path, text, scheme="W8A16"), model, out)
+    assert (out / "model.safetensors").stat().st_size > four
+    assert len(verify_here) == 2
+
+
+def test_folder_with_something_else_is_left_alone(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    with pytest.raises(CompressError, match="something else"):
+        run(write_recipe(tmp_path, text), tiny("llama", tied=True), out)
+    assert [p.name for p in out.iterdir()] == ["thesis.txt"]
+
+
+def test_two_runs_in_one_folder(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with claimed(out), pytest.raises(CompressError, match="another run"):
+        run(write_recipe(tmp_path, text), tiny("llama", tied=True), out)
+
+
+def test_not_enough_memory_or_disk(
+    tiny: MakeTiny, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, recipe = tiny("llama", tied=True), write_recipe(tmp_path, text)
+    monkeypatch.setattr(pipeline.memory, "free_disk_bytes", lambda path: 1000)
+    with pytest.raises(CompressError, match="disk"):
+        run(recipe, model, tmp_path / "out")
+    monkeypatch.setattr(pipeline.memory, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(CompressError, match="memory"):
+        run(recipe, model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_verification_refuses_other_bytes(tiny: MakeTiny, text: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """A checkpoint that was changed after the walk is not called verified."""
+
+    def spoil_then_verify(request: Request) -> dict[str, Any]:
+        path = Path(request.artifact) / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        start = 8 + length + header["model.layers.1.mlp.down_proj.weight_packed"]["data_offsets"][0]
+        data[start : start + 256] = bytes(256)
+        path.write_bytes(data)
+        return examine(request)
+
+    monkeypatch.setattr(pipeline, "verify", spoil_then_verify)
+    with pytest.raises(CompressError, match=r"model\.layers\.1 gives other outputs"):
+        run(write_recipe(tmp_path, text), tiny("llama", tied=True), tmp_path / "out")
