@@ -57,11 +57,12 @@ def check_folder(folder: Path) -> None:
     """Refuses a folder that holds something other than an artifact of ours.
 
     Raises:
-        CompressError: it is a file, or a folder without our lock that is not empty.
+        CompressError: it is a file, or a folder that is not empty and has neither our lock nor our state.
     """
     if folder.exists() and not folder.is_dir():
         raise CompressError("the output is a file, not a folder", where=str(folder), hint="choose another --out")
-    if folder.is_dir() and not (folder / LOCK).is_file() and any(p.name != STATE for p in folder.iterdir()):
+    ours = (folder / LOCK).is_file() or (folder / STATE / "key").is_file()
+    if folder.is_dir() and not ours and any(p.name != STATE for p in folder.iterdir()):
         raise CompressError(
             "the output folder holds something else",
             where=str(folder),

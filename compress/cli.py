@@ -5,6 +5,7 @@ Exit codes: 0 done; 2 a mistake that the message says how to mend; 1 a fault of 
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -154,8 +155,7 @@ def _models(options: argparse.Namespace) -> int:
 
     aliases = list_aliases()
     if options.json:
-        keys = ("name", "repo", "params", "license", "gated", "package", "cached")
-        print(json.dumps([{k: getattr(a, k) for k in keys} for a in aliases]))
+        print(json.dumps([dataclasses.asdict(alias) for alias in aliases]))
         return 0
     print(f"{'name':14} {'params':>7}  {'license':12} {'where':38}")
     for a in aliases:

@@ -18,7 +18,7 @@ from compress.methods.base import StepConfig
 from compress.models.family import ModelFamily
 from compress.models.shapes import ModelShapes
 from compress.recipe import Recipe, method_of, scheme_of
-from compress.schemes import Scheme, weight_bytes
+from compress.schemes import DENSE, Scheme, weight_bytes
 
 SUSPENDED_LIMIT = 2 << 30  # bytes of activations that a suspended forward pass may hold
 _PROGRAM_BYTES = 380 << 20  # the interpreter with torch and transformers loaded, as measured
@@ -97,7 +97,7 @@ def make_plan(
     step = next(s for s in recipe.steps if method_of(s).kind == "block")
     method = method_of(step)
     resolved = _resolve_groups(step, shapes, draft)
-    rows = tuple(_row(name, shape, step, resolved, family, shapes.tied, draft) for name, shape in shapes.linears)
+    rows = tuple(_row(name, shape, step, resolved, (family, shapes, fmt), draft) for name, shape in shapes.linears)
     _check_patterns(step, rows, draft)
     _check_format(rows, fmt, draft)
     _check_fused(rows, family, draft)
@@ -108,8 +108,8 @@ def make_plan(
         )
     if not coded:
         draft.refusals.append("no weight would be quantized; look at `ignore` and `overrides`")
-    before = 2 * shapes.other_params + sum(row.bytes_before for row in rows)
-    saved = sum(row.bytes_before - (row.bytes_after if fmt.packs else row.bytes_before) for row in coded)
+    before = shapes.param_bytes * shapes.other_params + sum(row.bytes_before for row in rows)
+    saved = sum(row.bytes_before - row.bytes_after for row in coded)
     bits = 8 * sum(row.bytes_after for row in coded)
     sequential = method.statistics is None or suspended_bytes(shapes, calibration) <= SUSPENDED_LIMIT
     return Plan(
@@ -165,11 +165,12 @@ def _row(
     shape: tuple[int, int],
     step: StepConfig,
     resolved: Scheme | None,
-    family: ModelFamily,
-    tied: bool,
+    about: tuple[ModelFamily, ModelShapes, Format],
     draft: _Draft,
 ) -> PlanRow:
-    before = 2 * shape[0] * shape[1]
+    family, shapes, fmt = about
+    tied = shapes.tied
+    before = shapes.param_bytes * shape[0] * shape[1]
     scheme, reason = resolved, ""
     override = _override(name, step)
     if _ignored(name, step):
@@ -186,7 +187,8 @@ def _row(
         scheme = None
     if tied and name == family.head:
         before, reason = 0, reason + "; tied to the embedding"
-    after = weight_bytes(scheme, shape) if scheme else before
+    coded = weight_bytes(scheme, shape) if fmt.packs else weight_bytes(None, shape)
+    after = coded if scheme else before
     return PlanRow(name, shape, scheme, step.method if scheme else None, reason, before, after)
 
 
@@ -206,6 +208,9 @@ def matches(name: str, pattern: str) -> bool:
 def _check_patterns(step: StepConfig, rows: Sequence[PlanRow], draft: _Draft) -> None:
     patterns = [("overrides", o.match) for o in step.overrides]
     patterns += [("ignore", p) for p in step.ignore if p != "lm_head"]  # the default fits headless models too
+    for row in rows:
+        if _ignored(row.name, step) and _override(row.name, step) not in (None, DENSE):
+            draft.notes.append(f"{row.name} is ignored, so its override does nothing")
     for key, pattern in patterns:
         if not any(matches(row.name, pattern) for row in rows):
             draft.refusals.append(f"{key}: {pattern!r} matches no weight; weights are named like {rows[0].name}")
@@ -216,6 +221,9 @@ def _check_format(rows: Sequence[PlanRow], fmt: Format, draft: _Draft) -> None:
         why = fmt.can_write(scheme)
         if why:
             draft.refusals.append(f"format {fmt.name} cannot hold {scheme.text}: {why}")
+        note = fmt.caveat(scheme)
+        if note:
+            draft.notes.append(note)
 
 
 def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) -> None:

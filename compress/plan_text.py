@@ -1,6 +1,7 @@
 """The plan as people read it: rows folded over the layers where they are alike, at most 80 columns."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 
 from compress.plan import Plan, PlanRow
@@ -44,12 +45,13 @@ def _spans(numbers: Sequence[int]) -> str:
 
 def plan_text(plan: Plan) -> str:
     """The whole plan as text."""
-    lines = [f"{plan.recipe} on {plan.model}, written as {plan.format}", ""]
+    lines = [*textwrap.wrap(f"{plan.recipe} on {plan.model}, written as {plan.format}", WIDTH), ""]
     for name, row, count in folded(plan.rows):
         what = row.scheme.text if row.scheme else "dense"
         why = f"{row.method}" if row.scheme else row.reason
         shape = f"{row.shape[0]}×{row.shape[1]}"
-        lines.append(f"{name[:42]:42} {shape:>12}  {what}")
+        *begun, last = textwrap.wrap(name, 42, break_on_hyphens=False)
+        lines += [*begun, f"{last:42} {shape:>12}  {what}"]
         extra = f"{count} × " if count > 1 else ""
         sizes = f"{show_bytes(row.bytes_before)} → {show_bytes(row.bytes_after)}"
         lines.append(f"  {extra}{sizes}, {why}" + (f" ({row.reason})" if row.scheme and row.reason else ""))
@@ -77,7 +79,5 @@ def plan_text(plan: Plan) -> str:
 
 
 def _fact(key: str, value: str) -> list[str]:
-    import textwrap
-
     wrapped = textwrap.wrap(value, WIDTH - 28, break_on_hyphens=False) or [""]
     return [f"{key:27} {wrapped[0]}", *(" " * 28 + rest for rest in wrapped[1:])]

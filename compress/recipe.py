@@ -3,6 +3,7 @@
 Left out on purpose: inheritance, interpolation and dotted import paths. A recipe is read in one glance.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from compress.schemes import DENSE, PRESETS, Scheme
 from compress.tables import resolve
 
 T = TypeVar("T", bound=BaseModel)
+_UNION_BRANCH = re.compile(r"(Scheme|str|function-after\[.*)$")  # pydantic's names for them in a location
 
 
 class Evaluate(BaseModel):
@@ -108,7 +110,7 @@ def parse(text: str, where: str) -> Recipe:
     parsed = [_step(step, where, node, i) for i, step in enumerate(steps)]
     recipe = validate(Recipe, {**document, "steps": parsed}, where, node, ())
     resolve(FORMATS, recipe.format, kind="format", where=place(where, node, ("format",)))
-    check_order([method_of(step) for step in recipe.steps], where)
+    check_order([method_of(step) for step in recipe.steps], place(where, node, ("steps",)))
     return recipe
 
 
@@ -166,6 +168,10 @@ def read_yaml(text: str, where: str) -> tuple[yaml.Node, dict[str, Any]]:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         document = yaml.safe_load(text)
+        if node is not None:
+            _refuse_doubled_keys(node, where)
+    except RecursionError as error:
+        raise CompressError("the YAML is nested too deeply, or refers to itself", where=where) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CompressError(f"not valid YAML: {error.problem}", where=f"{where}:{line}") from error
@@ -173,7 +179,6 @@ def read_yaml(text: str, where: str) -> tuple[yaml.Node, dict[str, Any]]:
         raise CompressError(f"not valid YAML: {error}", where=where) from error
     if not isinstance(document, dict) or node is None:
         raise CompressError("expected a mapping of keys to values", where=where)
-    _refuse_doubled_keys(node, where)
     return node, document
 
 
@@ -215,15 +220,17 @@ def validate(
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        first = max(error.errors(), key=lambda e: len(e["loc"]))  # of a union's branches, the one that fits best
-        loc = tuple(part for part in first["loc"] if part not in ("Scheme", "str"))
+        # Of a union's branches the one that fits best; of a misspelt key, the spelling rather than its absence.
+        first = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
+        loc = tuple(part for part in first["loc"] if not _UNION_BRANCH.match(str(part)))
         at = place(where, node, (*path, *loc))
         key = str(loc[-1]) if loc else ""
         if first["type"] == "extra_forbidden":
             known = _fields_at(model, loc[:-1])
             raise CompressError(f"unknown key {key!r}; {nearest(key, known)}", where=at) from error
         message = first["msg"].removeprefix("Value error, ")
-        raise CompressError(f"{key or 'recipe'}: {message} (got {first['input']!r})", where=at) from error
+        got = "" if first["type"] == "missing" else f" (got {first['input']!r})"
+        raise CompressError(f"{key or 'recipe'}: {message}{got}", where=at) from error
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:

@@ -61,6 +61,12 @@ class Scheme(BaseModel):
     weights: QuantArgs
     input_activations: QuantArgs | None = None
 
+    @model_validator(mode="after")
+    def _weights_are_static(self) -> Self:
+        if self.weights.dynamic or self.weights.strategy == "token":
+            raise ValueError("`dynamic` and `strategy: token` are for input_activations, not for weights")
+        return self
+
     def with_group_size(self, group_size: int) -> Self:
         """The same scheme with other groups."""
         weights = self.weights.model_copy(update={"strategy": "group", "group_size": group_size})

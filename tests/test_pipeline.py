@@ -48,7 +48,9 @@ def verify_here(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     return requests
 
 
-def write_recipe(folder: Path, text: Path, *, name: str = "recipe", fmt: str = "compressed-tensors", **step: Any) -> str:
+def write_recipe(
+    folder: Path, text: Path, *, name: str = "recipe", fmt: str = "compressed-tensors", **step: Any
+) -> str:
     step = {"method": "gptq", "scheme": "W4A16", "group_fallback": [64, 32], **step}
     document = {
         "version": 1, "summary": "a test", "steps": [step], "format": fmt,
@@ -147,9 +149,7 @@ def test_two_runs_in_one_folder(tiny: MakeTiny, text: Path, tmp_path: Path) -> N
         run(write_recipe(tmp_path, text), tiny("llama", tied=True), out)
 
 
-def test_not_enough_memory_or_disk(
-    tiny: MakeTiny, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_enough_memory_or_disk(tiny: MakeTiny, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, recipe = tiny("llama", tied=True), write_recipe(tmp_path, text)
     monkeypatch.setattr(pipeline.memory, "free_disk_bytes", lambda path: 1000)
     with pytest.raises(CompressError, match="disk"):

@@ -190,11 +190,10 @@ WRONG_VALUE: dict[str, tuple[str, int, str, str]] = {
         9, "steps.0.overrides.0.scheme.weights", "group_size",
     ),
     "a scale for each token of a weight": (
-        HEAD + "    scheme:\n      weights: {num_bits: 4, strategy: token}\n",
-        6, "steps.0.scheme", "token",
+        HEAD + "    scheme: {weights: {num_bits: 4, strategy: token}}\n", 5, "steps.0.scheme", "token",
     ),
     "a weight's scale found while running": (
-        HEAD + "    scheme:\n      weights: {num_bits: 4, dynamic: true}\n", 6, "steps.0.scheme", "dynamic",
+        HEAD + "    scheme: {weights: {num_bits: 4, dynamic: true}}\n", 5, "steps.0.scheme", "dynamic",
     ),
     "a number for a scheme": (OVERRIDE + "4\n", 8, "steps.0.overrides.0.scheme", "string.*4"),
     "no step": ("version: 1\nsummary: s\nsteps: []\n", 3, "steps", "at least one step"),

@@ -23,8 +23,6 @@ import copy
 import ctypes
 import json
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +36,7 @@ from torch import Tensor, nn
 
 from compress.calibration.chain import Chain
 from compress.calibration.stats import Gram
+from compress.evaluation.memory import peak_rss_bytes
 from compress.files import replace, sync
 from compress.models.load import StreamedModel
 from compress.numerics import QuantizedWeight, bf16_products
@@ -246,7 +245,7 @@ class State:
         now = (time.process_time(), time.perf_counter())
         self.cost["cpu_s"] += now[0] - self._mark[0]
         self.cost["wall_s"] += now[1] - self._mark[1]
-        self.cost["peak_bytes"] = max(self.cost["peak_bytes"], _peak_bytes())
+        self.cost["peak_bytes"] = max(self.cost["peak_bytes"], peak_rss_bytes())
         self._mark = now
         record = {"blocks": self.blocks, "parity": self.base.parity, "cost": self.cost}
         replace(self.folder / "progress.json", json.dumps(record).encode())
@@ -254,11 +253,6 @@ class State:
     @property
     def started(self) -> bool:
         return (self.folder / "progress.json").is_file()
-
-
-def _peak_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def open_state(folder: Path, windows: tuple[Tensor, Tensor], hidden_size: int, statistics: bool) -> State:

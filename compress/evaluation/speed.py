@@ -8,7 +8,7 @@ is the median, its range stands in `low` and `high`, and warm-ups are dropped an
 
 What the times cover: `ttft_s` is one prefill pass and the choice of the first token, without tokenising or a
 queue. `output` counts the decode passes after it. `load_s` is opening the folder and the first forward pass
-(which is when compressed weights are decompressed), with the files' pages already in memory.
+(by the end of which compressed weights are decompressed), with the files' pages already in memory.
 
 Other work on the machine ruins a speed. It cannot be kept away from here, so it is recorded: the load average
 before the run, and `cpu_share`, the least share of its threads' time that a worker got (near 1 when alone).
@@ -372,7 +372,7 @@ def _weights_note(facts: dict[str, Any], runtime: str, dtype: str) -> str:
     """How the weights are held while they run: says when a speed is not that of packed weights."""
     stored = facts["quantization"]
     if runtime == "hf" and stored == "compressed-tensors":
-        return f"{stored}, decompressed to {dtype} on the first forward pass"
+        return f"{stored}, decompressed to {dtype} in memory"
     return stored or dtype
 
 

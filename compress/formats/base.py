@@ -18,6 +18,7 @@ class Format:
         name: as recipes say it.
         loaders: programs that read it as it is.
         can_write: None when the scheme fits, else why not.
+        caveat: what a loader needs to be told of a scheme, None for nothing.
         encode: (module name, coded weight, scheme) to checkpoint tensors.
         decode: (module name, checkpoint tensors, scheme) to the float32 weight [O, I].
         config: (schemes by module name, unquantized linear layers) to config.json's
@@ -30,6 +31,7 @@ class Format:
     name: str
     loaders: tuple[str, ...]
     can_write: Callable[[Scheme], str | None]
+    caveat: Callable[[Scheme], str | None]
     encode: Callable[[str, QuantizedWeight, Scheme], dict[str, Tensor]]
     decode: Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
     config: Callable[[Mapping[str, Scheme], list[str]], dict[str, Any] | None]

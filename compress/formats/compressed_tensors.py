@@ -19,6 +19,11 @@ from compress.numerics import QuantizedWeight, dequantize, pack_int32, unpack_in
 from compress.schemes import QuantArgs, Scheme
 
 
+def import_library() -> None:
+    """Imports what transformers will need of the package: slow, and better not timed."""
+    import compressed_tensors.quantization  # noqa: F401
+
+
 def can_write(scheme: Scheme) -> str | None:
     """None when the format holds the scheme, else the reason."""
     if scheme.input_activations is not None:
@@ -26,6 +31,16 @@ def can_write(scheme: Scheme) -> str | None:
     if scheme.weights.strategy == "tensor":
         return "pack-quantized holds groups and channels, not one scale for a whole tensor"
     return None
+
+
+def caveat(scheme: Scheme) -> str | None:
+    """Asymmetric weights load in plain transformers only when told to expand them."""
+    if scheme.weights.symmetric:
+        return None
+    return (
+        "asymmetric weights: with compressed-tensors 0.19 to 0.20.1 transformers loads them only with "
+        "from_pretrained(…, quantization_config=CompressedTensorsConfig(dequantize=True))"
+    )
 
 
 def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tensor]:
@@ -92,6 +107,7 @@ COMPRESSED_TENSORS = Format(
     name="compressed-tensors",
     loaders=("transformers with compressed-tensors ≥ 0.20", "vLLM", "SGLang"),
     can_write=can_write,
+    caveat=caveat,
     encode=encode,
     decode=decode,
     config=config,

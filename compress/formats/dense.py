@@ -19,6 +19,11 @@ def can_write(scheme: Scheme) -> str | None:
     return "it has no words for quantized activations" if scheme.input_activations else None
 
 
+def caveat(scheme: Scheme) -> None:
+    """Loaders need to be told nothing."""
+    del scheme
+
+
 def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tensor]:
     """The weight's values, bfloat16 [O, I]."""
     del scheme
@@ -46,6 +51,7 @@ DENSE = Format(
     name="dense",
     loaders=("everything",),
     can_write=can_write,
+    caveat=caveat,
     encode=encode,
     decode=decode,
     config=config,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,7 +26,7 @@ class StepConfig(BaseModel):
     method: str
     scheme: str | Scheme
     group_size: int | None = Field(default=None, ge=8)
-    group_fallback: tuple[int, ...] = ()
+    group_fallback: tuple[Annotated[int, Field(ge=8)], ...] = ()
     ignore: tuple[str, ...] = ("lm_head",)
     overrides: tuple[Override, ...] = ()
 

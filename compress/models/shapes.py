@@ -21,6 +21,7 @@ class ModelShapes:
         max_position: tokens of the longest context.
         kv_bytes_per_token: bfloat16 keys and values of one token over all layers.
         tied: the head is the embedding.
+        param_bytes: bytes of a parameter as stored.
     """
 
     linears: tuple[tuple[str, tuple[int, int]], ...]
@@ -31,6 +32,7 @@ class ModelShapes:
     max_position: int
     kv_bytes_per_token: int
     tied: bool
+    param_bytes: int = 2
 
 
 def shapes_of(model: nn.Module, family: ModelFamily, config: Mapping[str, Any]) -> ModelShapes:
@@ -53,4 +55,5 @@ def shapes_of(model: nn.Module, family: ModelFamily, config: Mapping[str, Any]) 
         max_position=int(config.get("max_position_embeddings") or 0),
         kv_bytes_per_token=2 * 2 * blocks * kv_heads * head_dim,
         tied=tied,
+        param_bytes=4 if str(config.get("dtype") or config.get("torch_dtype")) == "float32" else 2,
     )

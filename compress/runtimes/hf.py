@@ -15,6 +15,8 @@ token, other devices than the CPU, code from the checkpoint (`trust_remote_code`
 
 import contextlib
 import gc
+import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError, nearest
+from compress.formats.compressed_tensors import import_library
 
 DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
@@ -76,7 +79,7 @@ class HfRuntime:
         with _readable_errors(path):
             config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             if getattr(config, "quantization_config", None):
-                import compressed_tensors.quantization  # noqa: F401  # slow to import, and `load` needs it
+                import_library()
             with torch.device("meta"):
                 auto.from_config(config, trust_remote_code=False)
 
@@ -100,7 +103,7 @@ class HfRuntime:
         with _readable_errors(path), _quiet():
             model, info = auto.from_pretrained(
                 path, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True,
-                trust_remote_code=False, output_loading_info=True,
+                trust_remote_code=False, output_loading_info=True, **_expanding(path),
             )  # fmt: skip
         absent = sorted({*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])})
         if absent:
@@ -160,6 +163,23 @@ class HfRuntime:
         return logits_BV
 
 
+def _expanding(path: Path) -> dict[str, Any]:
+    """Options that expand asymmetric weights while loading.
+
+    compressed-tensors 0.19 to 0.20.1 gives their packed zero points a wrong shape on the meta device, so that
+    transformers' ordinary way of loading finds none that fits.
+    """
+    settings = json.loads((path / "config.json").read_text()).get("quantization_config") or {}
+    groups = settings.get("config_groups", {}).values()
+    if settings.get("quant_method") != "compressed-tensors" or all(
+        (group.get("weights") or {}).get("symmetric", True) for group in groups
+    ):
+        return {}
+    from transformers import CompressedTensorsConfig
+
+    return {"quantization_config": CompressedTensorsConfig(dequantize=True)}
+
+
 def _require_folder(path: Path) -> None:
     # Without this, transformers takes a path that does not exist for a name on the hub.
     if not (path / "config.json").is_file():
@@ -188,7 +208,9 @@ def _quiet() -> Iterator[None]:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="You passed `quantization_config`")
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()

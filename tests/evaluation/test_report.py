@@ -1,6 +1,7 @@
 """The report's document and pages: structure, numbers as text, and that nothing untrusted gets through."""
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
     def full(descriptor: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(reports.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="disk full"):
         reports.write(tmp_path, make_report(name="other"))
     assert reports.read(tmp_path)["artifact"]["name"] == "tiny--rtn"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -150,11 +151,11 @@ def test_measure_takes_turns_and_skips_what_is_too_long(folder: Path, monkeypatc
     asked: list[tuple[str, int]] = []
     heard: list[tuple[str, float]] = []
 
-    def fake_worker(subject: speed.Subject, request: dict[str, object]) -> Sample:
+    def fake_worker(subject: str, request: dict[str, Any]) -> Sample:
         asked.append((subject, len(json.dumps(request["prompts"]))))
         assert request["points"] == [{"batch": 2, "context": 100, "output": 2}] or request["points"] == []
         sample = make_sample([1.0], [[1.0, 1.0]], peak=1, opening=1.0)
-        return Sample(**{**sample.__dict__, "points": sample.points[: len(request["points"])]})  # type: ignore[arg-type]
+        return Sample(**{**sample.__dict__, "points": sample.points[: len(request["points"])]})
 
     monkeypatch.setattr(speed, "_run_worker", fake_worker)
     rows = speed.measure(folder, folder, grid=[Point(2, 100, 2)], threads=1,

@@ -270,14 +270,15 @@ def test_a_rank_one_matrix_escalates_the_damping() -> None:
     assert trace(dequantize(coded) - w_OI, gram_II) < trace(dequantize(nearest) - w_OI, gram_II)
 
 
-def test_the_damping_grows_tenfold_until_the_matrix_is_positive_definite() -> None:
-    gram_II = torch.tensor([[1.0, 1.5], [1.5, 1.0]])  # eigenvalues 2.5 and -0.5
+@pytest.mark.parametrize(("correlation", "enough"), [(1.05, 0.1), (1.5, 1.0), (9.0, 10.0)])
+def test_the_damping_grows_tenfold_until_it_suffices(correlation: float, enough: float) -> None:
+    gram_II = torch.tensor([[1.0, correlation], [correlation, 1.0]])  # the lesser eigenvalue is negative
     upper_II, damping = inverse_cholesky(gram_II, 0.01)
-    assert damping == pytest.approx(1.0)
+    assert damping == pytest.approx(enough)
     inverse_II = torch.linalg.inv(gram_II + damping * torch.eye(2))
     torch.testing.assert_close(upper_II.t() @ upper_II, inverse_II)
     coded = solve(torch.ones(1, 2), gram_II, args_of(4, None), settings_of())
-    assert coded.notes == ("damping: 1",)
+    assert coded.notes == (f"damping: {enough:g}",)
 
 
 def test_inverse_cholesky_factors_the_inverse() -> None:

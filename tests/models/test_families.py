@@ -1,17 +1,18 @@
 """Every family, streamed block by block: the same logits as transformers' own model, names that resolve."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILY_NAMES, MakeTiny
+from conftest import FAMILY_NAMES, MakeTiny, save_tiny
 from torch import nn
 
 from compress.errors import CompressError
 from compress.models import FAMILIES
-from compress.models.load import StreamedModel, linears, open_model, skeleton, tokenizer
+from compress.models.load import StreamedModel, linears, open_checkpoint, open_model, tokenizer
 from compress.models.shapes import shapes_of
 
 TOKENS_NT = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(1))
@@ -62,3 +63,126 @@ def test_streamed_equals_whole(tiny: MakeTiny, family: str, tied: bool, batch: i
     assert got_NTV.dtype == torch.float32
     assert got_NTV.shape == (3, 24, 320)
     torch.testing.assert_close(got_NTV, wanted_NTV, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(("family", "tied"), VARIANTS)
+def test_names_resolve(tiny: MakeTiny, family: str, tied: bool) -> None:
+    model = open_folder(tiny(family, tied=tied, layers=4))
+    names, skeleton = model.family, model.skeleton
+    assert names.model_type == family
+    assert isinstance(skeleton.get_submodule(names.embedding), nn.Embedding)
+    assert isinstance(skeleton.get_submodule(names.head), nn.Linear)
+    assert "Norm" in type(skeleton.get_submodule(names.norm)).__name__
+    blocks = skeleton.get_submodule(names.blocks)
+    assert isinstance(blocks, nn.ModuleList)
+    assert len(blocks) == model.block_count == 4
+    assert model.block_name(3) == f"{names.blocks}.3"
+    for part in itertools.chain(*names.fused):
+        assert isinstance(blocks[0].get_submodule(part), nn.Linear)
+
+
+def test_fused_are_all_that_read_the_same_input(tiny: MakeTiny) -> None:
+    """The linears of a block beside the ones that close attention and MLP, whatever the family calls them."""
+    for family in FAMILY_NAMES:
+        model = open_folder(tiny(family, tied=True))
+        block = model.skeleton.get_submodule(model.block_name(0))
+        readers = {name for name, _, _ in linears(block)} - {"self_attn.o_proj", "mlp.down_proj"}
+        fused = set(itertools.chain(*model.family.fused))
+        assert fused == (readers if len(readers) > 2 else set()), family  # two: already one weight each
+
+
+def test_the_skeleton_has_no_weights_and_real_buffers(tiny: MakeTiny) -> None:
+    for family in FAMILY_NAMES:
+        skeleton = open_folder(tiny(family, tied=True)).skeleton
+        assert all(p.is_meta for p in skeleton.parameters()), family
+        buffers = dict(skeleton.named_buffers())
+        assert buffers, family
+        assert not any(b.is_meta for b in buffers.values()), family
+
+
+@pytest.mark.parametrize(("family", "tied"), VARIANTS)
+def test_shapes(tiny: MakeTiny, family: str, tied: bool) -> None:
+    folder = tiny(family, tied=tied)
+    model = open_folder(folder)
+    shapes = shapes_of(model.skeleton, model.family, read_config(folder))
+    stored = open_checkpoint(folder).read(list(open_checkpoint(folder).files))
+    weights = {name: tuple(stored[f"{name}.weight"].shape) for name, _ in shapes.linears if name != "lm_head"}
+    assert dict(shapes.linears) == {**weights, "lm_head": (320, 64)}
+    assert ("lm_head.weight" in stored) is not tied
+    linear = sum(o * i for o, i in weights.values()) + (0 if tied else 320 * 64)
+    assert shapes.other_params == sum(t.numel() for t in stored.values()) - linear
+    assert (shapes.tied, shapes.block_count, shapes.max_position) == (tied, 2, 1024)
+    assert shapes.kv_bytes_per_token == 2 * 2 * 2 * 2 * 16  # keys and values, bf16, layers, heads, width
+
+
+def test_gemma3_mixes_attention_by_layer(tiny: MakeTiny) -> None:
+    """The masks differ between layers, and the sliding one is shorter than the sequence."""
+    model = open_folder(tiny("gemma3_text", tied=True, layers=4))
+    _, calls = next(model.embed(TOKENS_NT, 3))
+    wide = whole_logits(tiny("gemma3_text", tied=True, layers=4, sliding_window=64), TOKENS_NT)
+    narrow = whole_logits(tiny("gemma3_text", tied=True, layers=4), TOKENS_NT)
+    torch.testing.assert_close(wide[:, :8], narrow[:, :8])
+    assert not torch.allclose(wide[:, 12:], narrow[:, 12:], atol=1e-3)
+    cosines = [call["position_embeddings"][0] for call in calls]
+    assert torch.equal(cosines[0], cosines[2])
+    assert not torch.equal(cosines[0], cosines[1])  # local and global layers turn at other rates
+
+
+def test_qwen2_has_biases(tiny: MakeTiny) -> None:
+    block = open_folder(tiny("qwen2", tied=True)).block(0)
+    biased = {name for name, _, bias in linears(block) if bias}
+    assert biased == {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}
+    assert all(block.get_submodule(name).bias.abs().max() > 0 for name in biased)
+
+
+def test_the_padding_token_in_the_text_changes_nothing(tiny: MakeTiny) -> None:
+    tokens_NT = TOKENS_NT.clone()
+    tokens_NT[:, 5] = 2
+    folder = tiny("gemma3_text", tied=True, layers=4)
+    torch.testing.assert_close(
+        streamed_logits(open_folder(folder), tokens_NT, 3), whole_logits(folder, tokens_NT), rtol=1e-6, atol=2e-6
+    )
+
+
+def test_a_block_is_a_copy_in_float32_without_gradients(tiny: MakeTiny) -> None:
+    model = open_folder(tiny("llama", tied=True))
+    one = model.block(0)
+    assert {p.dtype for p in one.parameters()} == {torch.float32}
+    assert not any(p.requires_grad for p in one.parameters())
+    assert not one.training
+    with torch.no_grad():
+        one.get_submodule("mlp.down_proj").weight.zero_()
+    assert model.block(0).get_submodule("mlp.down_proj").weight.abs().max() > 0
+
+
+def test_weights_of_another_architecture_are_refused(tiny: MakeTiny) -> None:
+    config = read_config(tiny("qwen2", tied=True))
+    model = open_model(tiny("llama", tied=True), config)
+    with pytest.raises(CompressError, match="bias") as caught:
+        model.block(0)
+    assert caught.value.where == "model.layers.0"
+
+
+def test_an_unknown_family_names_the_known(tiny: MakeTiny) -> None:
+    folder = tiny("llama", tied=True)
+    with pytest.raises(CompressError, match="unknown model family 'lama'; did you mean 'llama'") as caught:
+        open_model(folder, {**read_config(folder), "model_type": "lama"})
+    assert caught.value.where == str(folder)
+
+
+def test_the_tokenizer_beside_the_model(tiny: MakeTiny) -> None:
+    words = tokenizer(tiny("llama", tied=True))
+    ids = words("aß\n")["input_ids"]
+    assert ids[0] == words.bos_token_id == 0
+    assert len(ids) == 1 + 4
+    assert words.decode(ids[1:]) == "aß\n"
+    assert len(words) <= 320
+
+
+def test_the_same_arguments_give_the_same_model(tiny: MakeTiny, tmp_path: Path) -> None:
+    first = tiny("llama", tied=True)
+    again = save_tiny(tmp_path, "llama", tied=True, layers=2, seed=0)
+    assert tiny("llama", tied=True) == first
+    assert (again / "model.safetensors").read_bytes() == (first / "model.safetensors").read_bytes()
+    other = tiny("llama", tied=True, seed=1)
+    assert (other / "model.safetensors").read_bytes() != (first / "model.safetensors").read_bytes()
