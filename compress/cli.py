@@ -157,10 +157,10 @@ def _models(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([dataclasses.asdict(alias) for alias in aliases]))
         return 0
-    print(f"{'name':14} {'params':>7}  {'license':12} {'where':38}")
+    print(f"{'name':14} {'params':>7}  {'license':12} {'where':36}")
     for a in aliases:
         mark = "cached" if a.cached else "gated" if a.gated else ""
-        print(f"{a.name:14} {a.params / 1e9:6.2f}B  {a.license[:12]:12} {a.where[:38]:38} {mark}".rstrip())
+        print(f"{a.name:14} {a.params / 1e9:6.2f}B  {a.license[:12]:12} {a.where[:36]:36} {mark}".rstrip())
     return 0
 
 

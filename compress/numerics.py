@@ -29,7 +29,7 @@ class QuantizedWeight:
         q_OI: int8 codes [O, I].
         scale: float32 [O, G] (G = 1 for channel; [1, 1] for tensor), each a bfloat16 value.
         zero: int8 [O, G] zero points in the codes' range, None when symmetric.
-        loss: the solver's objective, tr(ΔW G ΔWᵀ) / N, for the report.
+        loss: the solver's own objective, for the record; not comparable between methods.
         notes: named numerical fallbacks that were taken, for the report.
     """
 

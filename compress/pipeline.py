@@ -166,7 +166,10 @@ def _compress(
     hidden_size = int(job.model.skeleton.config.hidden_size)  # type: ignore[arg-type, union-attr]
     state = open_state(state_folder, tokens, hidden_size, spec.statistics)
     for block in walk(job.model, tokens, spec, state, lambda done, total: progress("blocks", done, total)):
-        method.step(block, block.schemes, step)
+        try:
+            method.step(block, block.schemes, step)
+        except ValueError as error:  # a solver's refusal of the numbers
+            raise CompressError(f"{step.method} cannot solve this block: {error}", where=block.name) from error
     head = job.model.head()
     found = compare_hidden(
         (head, head),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compress.files import replace, sync
+
 SHARD_BYTES = 5 << 30
 _COPY_BYTES = 8 << 20
 
@@ -59,7 +61,7 @@ def write_checkpoint(folder: Path, tensors: Sequence[StoredTensor], limit: int =
         "metadata": {"total_size": sum(t.end - t.start for t in tensors)},
         "weight_map": {t.name: p.name for p, shard in zip(paths, shards, strict=True) for t in shard},
     }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    replace(folder / "model.safetensors.index.json", (json.dumps(index, indent=2) + "\n").encode())
     return paths
 
 
@@ -98,6 +100,7 @@ def _write(path: Path, tensors: Sequence[StoredTensor]) -> None:
         out.flush()
         os.fsync(out.fileno())
     os.replace(temporary, path)
+    sync(path.parent)
 
 
 def _copy(source: int, out: Any, start: int, end: int) -> None:

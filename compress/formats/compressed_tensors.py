@@ -8,12 +8,14 @@ codes into a word.
 Left out: int-quantized (needs quantized activations) and the float formats.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from compress.errors import CompressError
 from compress.formats.base import Format
 from compress.numerics import QuantizedWeight, dequantize, pack_int32, unpack_int32
 from compress.schemes import QuantArgs, Scheme
@@ -92,15 +94,26 @@ def config(schemes: Mapping[str, Scheme], ignore: list[str]) -> dict[str, Any]:
 
 
 def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Scheme]:
-    """Schemes by module name, as a loader reads them off config.json."""
+    """Schemes by module name, as a loader reads them off config.json.
+
+    Raises:
+        CompressError: a group that is not packed integer weights alone.
+    """
     schemes: dict[str, Scheme] = {}
     for group in settings["config_groups"].values():
-        kept = {k: v for k, v in group["weights"].items() if k in QuantArgs.model_fields}
-        scheme = Scheme(weights=QuantArgs(**kept))
+        args = group.get("weights") or {}
+        if group.get("input_activations") or args.get("type", "int") != "int":
+            raise CompressError("only integer weights without quantized activations are read", where="config.json")
+        scheme = Scheme(weights=QuantArgs(**{k: v for k, v in args.items() if k in QuantArgs.model_fields}))
         for name in linears:
-            if name not in settings["ignore"] and ("Linear" in group["targets"] or name in group["targets"]):
+            if not _named(name, settings.get("ignore") or []) and _named(name, group["targets"]):
                 schemes.setdefault(name, scheme)
     return schemes
+
+
+def _named(name: str, targets: list[str]) -> bool:
+    """Whether targets (names, `re:` patterns, the class "Linear") name a linear layer."""
+    return any(t in ("Linear", name) or (t.startswith("re:") and re.match(t[3:], name)) for t in targets)
 
 
 COMPRESSED_TENSORS = Format(

@@ -9,8 +9,9 @@ group of its own position: no `g_idx` is needed. Group parameters then have to b
 columns begins, so they come from the original weights; without act-order they come from the weights as already
 updated when their group is reached.
 
-The scale search weighs a column by 1 / U_ii^2, the factor with which GPTQ's own objective counts its rounding
-error after compensation, where U is the Cholesky factor of the inverse.
+The scale search weighs a column by the Gram matrix's diagonal. The factor with which GPTQ's own objective counts a
+rounding error after compensation, 1 / U_ii^2 with U the Cholesky factor of the inverse, was tried and is worse
+(SmolLM2-135M, 4 bits: perplexity 33.99 against 32.99 on the same windows, base 30.08).
 
 Left out: act-order "group" (dynamic), which compressed-tensors no longer holds.
 """
@@ -59,8 +60,10 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
         Codes and parameters; `loss` is tr(ΔW G ΔWᵀ) with the damped G. Notes: "dead_columns: N",
         "damping: X".
     Raises:
-        ValueError: the Gram matrix is not finite.
+        ValueError: the weights or the Gram matrix are not finite.
     """
+    if not bool(torch.isfinite(w_OI).all()):
+        raise ValueError("the weights hold values that are not finite")
     in_features = w_OI.shape[1]
     diagonal_I = gram_II.diagonal()
     dead_I = diagonal_I <= 0
@@ -68,13 +71,11 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     if config.actorder == "static":
         order_I = torch.argsort(diagonal_I, descending=True, stable=True)
     upper_II, damping = inverse_cholesky(gram_II[order_I][:, order_I], config.damping)
-    importance_I = torch.empty_like(diagonal_I)
-    importance_I[order_I] = upper_II.diagonal().square().reciprocal()
 
-    def ranges(w: Tensor, importance: Tensor) -> tuple[Tensor, Tensor | None]:
-        return search_qparams(w, importance, args) if config.scale_search else minmax_qparams(w, args)
+    def ranges(w: Tensor, importance_I: Tensor) -> tuple[Tensor, Tensor | None]:
+        return search_qparams(w, importance_I, args) if config.scale_search else minmax_qparams(w, args)
 
-    scale_OG, zero_OG = ranges(w_OI, importance_I)
+    scale_OG, zero_OG = ranges(w_OI, diagonal_I)
     in_order = config.actorder is None and args.strategy == "group"
     coded = _sweep(
         w_OI.t()[order_I],
@@ -82,7 +83,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
         order_I // (args.group_size or in_features),
         _Params(scale_OG.t().contiguous(), None if zero_OG is None else zero_OG.t().float().contiguous()),
         args,
-        (lambda w, columns: ranges(w, importance_I[columns])) if in_order else None,
+        (lambda w, columns: ranges(w, diagonal_I[columns])) if in_order else None,
     )
     q_OI = torch.empty(w_OI.shape, dtype=torch.int8)
     q_OI[:, order_I] = coded.q_IO.t()

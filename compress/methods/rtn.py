@@ -26,8 +26,14 @@ class RtnConfig(StepConfig):
 
 
 def solve(w_OI: Tensor, gram_II: Tensor | None, args: QuantArgs, config: RtnConfig) -> QuantizedWeight:
-    """Nearest codes of a float32 weight; `gram_II` is not used and may be None."""
+    """Nearest codes of a float32 weight; `gram_II` is not used and may be None.
+
+    Raises:
+        ValueError: the weights are not finite.
+    """
     del gram_II
+    if not bool(torch.isfinite(w_OI).all()):
+        raise ValueError("the weights hold values that are not finite")
     if config.scale_search:
         scale, zero = search_qparams(w_OI, torch.ones(w_OI.shape[1]), args)
     else:

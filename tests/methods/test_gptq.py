@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compress.methods import rtn
 from compress.methods.gptq import GPTQ, GptqConfig, inverse_cholesky, solve
-from compress.methods.scale_search import minmax_qparams, search_qparams
+from compress.methods.scale_search import minmax_qparams
 from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme
 
@@ -97,9 +97,7 @@ def naive_gptq(
     order = list(range(in_features))
     if actorder == "static":
         order.sort(key=lambda i: -float(gram_II[i, i]))
-    h_I = torch.empty(in_features, dtype=torch.float64)
-    for i, inverse_II in eliminations(gram_II, order):
-        h_I[i] = 1 / inverse_II[i, i]
+    h_I = gram_II.double().diagonal()
 
     def fit(group: int) -> tuple[Tensor, Tensor]:
         columns = slice(group * size, (group + 1) * size)
@@ -189,13 +187,10 @@ def test_uncorrelated_inputs_make_it_rounding_to_nearest(search: bool, actorder:
 
 @settings(max_examples=20, deadline=None)
 @given(bits=st.sampled_from([2, 3, 4, 8]), symmetric=st.booleans(), seed=st.integers(0, 9999))
-def test_searched_scales_weigh_columns_as_the_objective_does(bits: int, symmetric: bool, seed: int) -> None:
+def test_searched_scales_weigh_columns_by_the_diagonal(bits: int, symmetric: bool, seed: int) -> None:
     w_OI, gram_II = problem(8, 32, seed)
     args = args_of(bits, 16, symmetric)
-    h_I = torch.empty(32, dtype=torch.float64)
-    order = sorted(range(32), key=lambda i: -float(gram_II[i, i]))
-    for i, inverse_II in eliminations(gram_II, order):
-        h_I[i] = 1 / inverse_II[i, i]
+    h_I = gram_II.double().diagonal()
     errors = []
     for search in (True, False):
         coded = solve(w_OI, gram_II, args, settings_of(scale_search=search))
@@ -359,9 +354,8 @@ def test_step_solves_layers_of_one_input_and_scheme_together() -> None:
         assert torch.equal(block.coded[name][1].q_OI, alone.q_OI)
 
 
-def test_search_by_the_diagonal_alone_is_another_search() -> None:
-    w_OI, gram_II = problem(8, 32)
-    args = args_of(3, 16)
-    coded = solve(w_OI, gram_II, args, settings_of())
-    diagonal_OG, _ = search_qparams(w_OI, gram_II.diagonal().contiguous(), args)
-    assert not torch.equal(coded.scale, diagonal_OG)
+def test_weights_that_are_not_finite_are_refused() -> None:
+    w_OI, gram_II = problem(4, 32)
+    w_OI[1, 2] = float("nan")
+    with pytest.raises(ValueError, match="not finite"):
+        solve(w_OI, gram_II, args_of(4, 16), settings_of())
