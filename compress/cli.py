@@ -108,7 +108,7 @@ def _plan(options: argparse.Namespace) -> int:
     from compress.plan_text import plan_text
 
     _quiet(None)
-    plan = prepare(options.recipe, options.model, suite=options.suite, weights=False).plan
+    plan = prepare(options.recipe, options.model, suite=options.suite).plan
     print(json.dumps(plan.document()) if options.json else plan_text(plan))
     return 2 if plan.refusals else 0
 

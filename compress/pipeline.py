@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,15 @@ from compress.evaluation.worker import measure_fidelity
 from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import Format
-from compress.models.load import StreamedModel, calibration_dtype, open_model, tokenizer
+from compress.models.load import (
+    Reader,
+    StreamedModel,
+    calibration_dtype,
+    open_checkpoint,
+    open_model,
+    plain_reader,
+    tokenizer,
+)
 from compress.models.shapes import shapes_of
 from compress.models.source import Source
 from compress.models.source import resolve as resolve_model
@@ -54,7 +63,7 @@ class Job:
     plan: Plan
     data: ResolvedData
     suite: Suite
-    model: StreamedModel | None
+    model: StreamedModel
     format: Format
 
 
@@ -66,34 +75,60 @@ class Outcome:
     report: dict[str, Any]
 
 
-def prepare(recipe: str, model: str, *, suite: str | None = None, weights: bool) -> Job:
-    """Resolves recipe, model and data into a plan.
+def prepare(recipe: str, model: str, *, suite: str | None = None) -> Job:
+    """Resolves recipe, model and data into a plan; no weights are read or downloaded.
 
     Args:
         recipe: a shipped recipe's name, or a path.
         model: an alias, a hub id or a folder.
         suite: in place of the recipe's.
-        weights: also have the weights here; without, nothing is downloaded.
     """
     file = load(recipe)
     chosen = load_suite(suite or file.recipe.evaluate.suite)
-    source = resolve_model(model, weights=weights)
-    where = str(source.path or source.name)
+    source = resolve_model(model, weights=False)
+    return _job(file, source, chosen, _plain_model(source, _no_weights))
+
+
+def _plain_model(source: Source, reader: Reader | None) -> StreamedModel:
+    return open_model(source.path or Path(), source.config, reader, where=str(source.path or source.name))
+
+
+def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel) -> Job:
     settings = file.recipe.calibration
     needs_data = any(method_of(step).statistics for step in file.recipe.steps)
     data = resolve_dataset(settings) if needs_data else _no_data()
     fmt = resolve(FORMATS, file.recipe.format, kind="format")
-    streamed = open_model(source.path or Path(), source.config, reader=None if weights else _no_weights, where=where)
-    heldout = heldout_windows(settings.samples)
     calibration = {
         "dataset": data.dataset, "asked": data.asked, "reason": data.reason, "seq_len": settings.seq_len,
-        "tokens": settings.samples * settings.seq_len if needs_data else 0, "heldout": heldout * settings.seq_len,
+        "tokens": settings.samples * settings.seq_len if needs_data else 0,
+        "heldout": heldout_windows(settings.samples) * settings.seq_len,
     }  # fmt: skip
     plan = make_plan(
-        file.recipe, shapes_of(streamed.skeleton, streamed.family, source.config), streamed.family, fmt,
+        file.recipe, shapes_of(model.skeleton, model.family, source.config), model.family, fmt,
         names=(source.name, file.name), calibration=calibration,
     )  # fmt: skip
-    return Job(file, source, plan, data, chosen, streamed if weights else None, fmt)
+    return Job(file, source, plan, data, suite, model, fmt)
+
+
+def _fetch(job: Job, name: str) -> Job:
+    """The job with the model's weights here; planned again where its real config is not the one foreseen.
+
+    Raises:
+        CompressError: the plan refuses (before any weights are fetched), or the weights cannot be had.
+    """
+    _refuse(job.plan)
+    source = resolve_model(name, weights=True)
+    if source.config == job.source.config:
+        reader = plain_reader(open_checkpoint(_path(source)))
+        return replace_fields(job, source=source, model=replace_fields(job.model, reader=reader))
+    job = _job(job.recipe, source, job.suite, _plain_model(source, None))
+    _refuse(job.plan)
+    return job
+
+
+def _refuse(plan: Plan) -> None:
+    if plan.refusals:
+        raise CompressError("; ".join(plan.refusals), where=f"{plan.recipe} on {plan.model}")
 
 
 def heldout_windows(samples: int) -> int:
@@ -116,9 +151,7 @@ def run(
         CompressError: anything that a person can mend; nothing that was finished is lost.
     """
     progress("model", 0, 1)
-    job = prepare(recipe, model, suite=suite, weights=True)
-    if job.plan.refusals:
-        raise CompressError("; ".join(job.plan.refusals), where=f"{job.plan.recipe} on {job.plan.model}")
+    job = _fetch(prepare(recipe, model, suite=suite), model)
     folder = out or Path("artifacts") / f"{job.source.name}--{job.recipe.name}"
     artifact.check_folder(folder)
     words = tokenizer(_path(job.source))
@@ -157,7 +190,6 @@ def _compress(
         replace(stamp, key.encode())
     step = next(s for s in job.recipe.recipe.steps if method_of(s).kind == "block")
     method = method_of(step)
-    assert job.model is not None
     spec = WalkSpec(
         schemes=job.plan.schemes(), encode=job.format.encode, decode=job.format.decode,
         statistics=method.statistics is not None, sequential=job.plan.sequential, dtype=calibration_dtype(),

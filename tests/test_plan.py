@@ -388,7 +388,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_network")
 def test_an_alias_is_planned_offline_and_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    job = prepare("gptq-4bit", "llama3-8b", weights=False)
+    job = prepare("gptq-4bit", "llama3-8b")
     assert job.model is None
     assert job.source.path is None
     plan = job.plan
@@ -405,6 +405,6 @@ def test_an_alias_is_planned_offline_and_without_weights(monkeypatch: pytest.Mon
 def test_a_folder_is_planned_by_its_config_alone(tiny: MakeTiny, tmp_path: Path) -> None:
     whole = tiny("llama", tied=True)
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
-    bare = prepare("rtn-4bit", str(tmp_path), weights=False).plan
-    assert bare.rows == prepare("rtn-4bit", str(whole), weights=True).plan.rows
+    bare = prepare("rtn-4bit", str(tmp_path)).plan
+    assert bare.rows == prepare("rtn-4bit", str(whole)).plan.rows
     assert bare.refusals == ()
