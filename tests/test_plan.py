@@ -389,7 +389,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_alias_is_planned_offline_and_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     job = prepare("gptq-4bit", "llama3-8b")
-    assert job.model is None
+    assert job.source.path is None
+    with pytest.raises(AssertionError, match="reads no weights"):
+        job.model.block(0)
     assert job.source.path is None
     plan = job.plan
     assert plan.refusals == ()
