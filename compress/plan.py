@@ -179,7 +179,10 @@ def _row(
         scheme = scheme_of(override)
         reason = "override" if scheme else "left dense by an override"
         size = scheme.weights.group_size if scheme else None
-        if size and shape[1] % size:
+        fits = next((g for g in (size, *step.group_fallback) if g and shape[1] % g == 0), None)
+        if scheme and size and fits:
+            scheme = scheme.with_group_size(fits)
+        elif size:
             draft.refusals.append(f"{name} is {shape[1]} wide, which its override's group size {size} does not divide")
     if scheme and not name.startswith(family.blocks + "."):
         why = "its weights are the embedding's" if tied and name == family.head else "only blocks are quantized"

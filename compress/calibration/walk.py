@@ -114,8 +114,8 @@ class Block:
         start = 0
         for name in names:
             end = start + self.linear(name).out_features
-            zero = None if coded.zero is None else coded.zero[start:end]
-            scale = coded.scale if len(coded.scale) == 1 else coded.scale[start:end]
+            scale, zero = (t if t is None or len(t) == 1 else t[start:end] for t in (coded.scale, coded.zero))
+            assert scale is not None
             part = QuantizedWeight(coded.q_OI[start:end], scale, zero)
             stored = self.spec.encode(name, part, self.schemes[name])
             weight_OI = self.spec.decode(name, stored, self.schemes[name])

@@ -45,7 +45,7 @@ class GptqConfig(StepConfig):
     method: Literal["gptq"] = "gptq"
     actorder: Literal["static"] | None = "static"
     scale_search: bool = True
-    damping: float = Field(default=0.01, gt=0, le=1)
+    damping: float = Field(default=0.005, gt=0, le=1)
 
 
 def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) -> QuantizedWeight:
@@ -70,7 +70,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     order_I = torch.arange(in_features)
     if config.actorder == "static":
         order_I = torch.argsort(diagonal_I, descending=True, stable=True)
-    upper_II, damping = inverse_cholesky(gram_II[order_I][:, order_I], config.damping)
+    upper_II, damping = inverse_cholesky(gram_II[order_I[:, None], order_I], config.damping)
 
     def ranges(w: Tensor, importance_I: Tensor) -> tuple[Tensor, Tensor | None]:
         return search_qparams(w, importance_I, args) if config.scale_search else minmax_qparams(w, args)

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from compress.errors import CompressError
 from compress.models import FAMILIES
 from compress.models.family import ModelFamily
+from compress.models.files import INDEX, SINGLE
 from compress.numerics import has_bf16_matrix_unit
 from compress.tables import resolve
-
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         CompressError: the folder has no safetensors weights.
     """
-    index = folder / INDEX
-    if index.is_file():
+    single, index = folder / SINGLE, folder / INDEX
+    if not single.is_file() and index.is_file():
         return Checkpoint(folder, json.loads(index.read_text())["weight_map"])
-    single = folder / "model.safetensors"
     if not single.is_file():
         raise CompressError("no safetensors weights", where=str(folder))
     with safe_open(single, framework="pt", backend="pread") as handle:

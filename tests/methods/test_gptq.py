@@ -20,8 +20,8 @@ from compress.schemes import QuantArgs, Scheme
 Actorder = Literal["static"] | None
 
 
-def settings_of(**keys: Any) -> GptqConfig:
-    return GptqConfig(scheme="W4A16", **keys)
+def settings_of(damping: float = 0.01, **keys: Any) -> GptqConfig:
+    return GptqConfig(scheme="W4A16", damping=damping, **keys)
 
 
 def args_of(bits: int, group: int | None, symmetric: bool = True) -> QuantArgs:
@@ -313,8 +313,8 @@ def test_inputs_are_never_mutated(group: int | None, actorder: Actorder) -> None
 
 
 def test_defaults_are_the_best_practice() -> None:
-    config = settings_of()
-    assert (config.actorder, config.scale_search, config.damping) == ("static", True, 0.01)
+    config = GptqConfig(scheme="W4A16")
+    assert (config.actorder, config.scale_search, config.damping) == ("static", True, 0.005)
     assert GPTQ.statistics == "gram"
     with pytest.raises(ValidationError, match="actorder"):
         settings_of(actorder="group")
