@@ -19,6 +19,7 @@ from compress.errors import CompressError
 from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import Format
+from compress.models.files import INDEX, SINGLE
 from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
 from compress.schemes import Scheme
 from compress.shards import StoredTensor, stored_tensors, write_checkpoint
@@ -79,8 +80,8 @@ def claimed(folder: Path) -> Iterator[None]:
     """
     import fcntl
 
-    (folder / STATE).mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / STATE / "claim", os.O_CREAT | os.O_RDWR, 0o644)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -90,6 +91,31 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_done(folder: Path, key: str) -> bool:
+    """Whether the folder holds the verified artifact of a key."""
+    weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    return weights and read_lock(folder).get("stages", {}).get("compress") == key
+
+
+def holds_state(folder: Path, key: str) -> bool:
+    """Whether an interrupted run of a key can go on in this folder."""
+    stamp = folder / STATE / "key"
+    return stamp.is_file() and stamp.read_text() == key
+
+
+def state_bytes(folder: Path) -> int:
+    """Bytes that an interrupted run already takes."""
+    return sum(p.stat().st_size for p in (folder / STATE).glob("*") if p.is_file())
+
+
+def clear(folder: Path) -> None:
+    """Deletes what a run of another key left, so that no old proof stands beside new weights."""
+    for path in (folder / LOCK, folder / "report.json", folder / INDEX, *folder.glob("model*.safetensors")):
+        path.unlink(missing_ok=True)
+    remove_state(folder)
+    (folder / STATE).mkdir()
 
 
 def read_lock(folder: Path) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 Every stage has a key, the hash of what it depends on; a stage whose key stands in the lock is not run again.
 """
 
-import importlib.metadata
-import platform
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
-from compress import artifact
+from compress import artifact, keys
 from compress.calibration.data import (
     ResolvedData,
     Windows,
@@ -32,6 +32,7 @@ from compress.evaluation.worker import measure_fidelity
 from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import Format
+from compress.models.digest import folder_digest
 from compress.models.load import (
     Reader,
     StreamedModel,
@@ -105,7 +106,7 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel) -
     }  # fmt: skip
     plan = make_plan(
         file.recipe, shapes_of(model.skeleton, model.family, source.config), model.family, fmt,
-        names=(source.name, file.name), calibration=calibration,
+        names=(source.name, file.name), calibration=calibration, suite=suite.name,
     )  # fmt: skip
     return Job(file, source, plan, data, suite, model, fmt)
 
@@ -151,52 +152,68 @@ def run(
         CompressError: anything that a person can mend; nothing that was finished is lost.
     """
     progress("model", 0, 1)
-    job = _fetch(prepare(recipe, model, suite=suite), model)
+    job = prepare(recipe, model, suite=suite)
     folder = out or Path("artifacts") / f"{job.source.name}--{job.recipe.name}"
     artifact.check_folder(folder)
+    job = _fetch(_with_kept_data(job, folder), model)
     words = tokenizer(_path(job.source))
-    windows = _windows(job, words)
-    _check_machine(job.plan, folder)
-    with artifact.claimed(folder):
-        key = _compress_key(job, windows)
-        lock = artifact.read_lock(folder)
-        if lock.get("stages", {}).get("compress") != key:
-            rows, state, notes = _compress(job, windows, folder, key, progress)
-            lock = _close(job, windows, folder, state, key)
-            found = _verify(job, windows, folder, evaluate, progress)
-            document = report.build(
-                artifact=_identity(job, folder, notes), base=_base_identity(job), verified=found,
-                measurements=rows,
-            )  # fmt: skip
-            lock["stages"] = {"compress": key, "verify": key}
-            _publish(job, folder, document, lock)
-            artifact.remove_state(folder)
-        document = report.read(folder)
-        if evaluate:
-            document = _evaluate(job, words, folder, document, lock, progress)
+    tokens_NT = _suite_tokens(job, words) if evaluate else None
+    key = keys.compress_key(job.recipe.recipe, job.plan, job.source, job.data)
+    if not artifact.is_done(folder, key):
+        windows = _windows(job, words, folder, key)
+        _check_machine(job.plan, folder)
+        with artifact.claimed(folder):
+            _make(job, windows, folder, key, progress)
+    progress("model", 1, 1)
+    document = report.read(folder)
+    if tokens_NT is not None:
+        with artifact.claimed(folder):
+            document = _evaluate(job, tokens_NT, folder, document, progress)
     return Outcome(folder, document)
 
 
-def _compress(
-    job: Job, windows: Windows, folder: Path, key: str, progress: Progress
-) -> tuple[list[Row], State, list[str]]:
-    """The walk, from wherever an earlier run of the same key got; rows of fidelity and cost."""
-    state_folder = folder / artifact.STATE
-    stamp = state_folder / "key"
-    if not stamp.is_file() or stamp.read_text() != key:
-        for path in state_folder.iterdir():
-            if path.name != "claim":
-                path.unlink()
-        replace(stamp, key.encode())
-    step = next(s for s in job.recipe.recipe.steps if method_of(s).kind == "block")
+def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress) -> None:
+    """The verified artifact, and the report as far as making it tells."""
+    state = _open(job, windows, folder, key)
+    rows, notes = _compress(job, windows, state, progress)
+    lock = _close(job, windows, folder, state)
+    progress("verify", 0, 1)
+    found = verify(
+        Request(
+            artifact=str(folder.resolve()), base=str(_path(job.source).resolve()), state=str(state.folder.resolve()),
+            tokens=windows.heldout_NT.tolist(), whole=False, threads=torch.get_num_threads(),
+        )
+    )  # fmt: skip
+    progress("verify", 1, 1)
+    document = report.build(
+        artifact=_identity(job, folder, notes), base=_base_identity(job), verified=found, measurements=rows
+    )
+    lock["stages"] = {"compress": key}
+    _publish(job, folder, document, lock)
+    artifact.remove_state(folder)
+
+
+def _open(job: Job, windows: Windows, folder: Path, key: str) -> State:
+    """The state that an earlier run of the same key left, or a new one; what it replaces is deleted first."""
+    if not artifact.holds_state(folder, key):
+        artifact.clear(folder)
+        replace(folder / artifact.STATE / "data.json", json.dumps(_data_document(job)).encode())
+        _keep(windows, folder)
+        replace(folder / artifact.STATE / "key", key.encode())
+    tokens = (windows.tokens_NT, windows.heldout_NT)
+    hidden_size = int(job.model.skeleton.config.hidden_size)  # type: ignore[arg-type, union-attr]
+    return open_state(folder / artifact.STATE, tokens, hidden_size, job.plan.statistics != "none")
+
+
+def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> tuple[list[Row], list[str]]:
+    """The walk, from wherever the state is; rows of fidelity and cost, and notes."""
+    step = job.recipe.recipe.solver
     method = method_of(step)
     spec = WalkSpec(
         schemes=job.plan.schemes(), encode=job.format.encode, decode=job.format.decode,
-        statistics=method.statistics is not None, sequential=job.plan.sequential, dtype=calibration_dtype(),
+        sequential=job.plan.sequential, dtype=calibration_dtype(),
     )  # fmt: skip
     tokens = (windows.tokens_NT, windows.heldout_NT)
-    hidden_size = int(job.model.skeleton.config.hidden_size)  # type: ignore[arg-type, union-attr]
-    state = open_state(state_folder, tokens, hidden_size, spec.statistics)
     for block in walk(job.model, tokens, spec, state, lambda done, total: progress("blocks", done, total)):
         try:
             method.step(block, block.schemes, step)
@@ -217,10 +234,10 @@ def _compress(
         row("compress_peak_bytes", "artifact", "walk", state.cost["peak_bytes"]),
     ]
     notes = [f"{name}: {note}" for b in state.blocks for name, said in b["notes"].items() for note in said]
-    return rows, state, notes
+    return rows, notes
 
 
-def _close(job: Job, windows: Windows, folder: Path, state: State, key: str) -> dict[str, Any]:
+def _close(job: Job, windows: Windows, folder: Path, state: State) -> dict[str, Any]:
     """Writes the checkpoint and what was asked and done; the lock, not yet written."""
     schemes = job.plan.schemes()
     ignore = [row.name for row in job.plan.rows if row.scheme is None]
@@ -232,76 +249,118 @@ def _close(job: Job, windows: Windows, folder: Path, state: State, key: str) -> 
         "stages": {},
         "model": {
             "name": job.source.name, "repo": job.source.repo, "revision": job.source.revision,
-            "kind": job.source.kind, "license": job.source.license, "weights_sha256": _weights_key(job.source),
+            "kind": job.source.kind, "license": job.source.license,
+            "weights_sha256": folder_digest(_path(job.source)),
         },
         "recipe": job.recipe.recipe.document(),
-        "data": {
-            "asked": job.data.asked, "dataset": job.data.dataset, "reason": job.data.reason,
-            "source_sha256": job.data.sha256, "windows_sha256": windows.sha256, "counts": windows.counts,
-        },
+        "data": {**_data_document(job), "windows_sha256": windows.sha256, "counts": windows.counts},
         "settings": {
             "device": "cpu", "calibration_dtype": str(calibration_dtype()).removeprefix("torch."),
-            "sequential": job.plan.sequential, "threads": torch.get_num_threads(),
-            "trust_remote_code": False, "key": key,
+            "sequential": job.plan.sequential, "threads": torch.get_num_threads(), "trust_remote_code": False,
         },
-        "versions": _versions(),
+        "versions": keys.versions(),
     }  # fmt: skip
-
-
-def _verify(job: Job, windows: Windows, folder: Path, whole: bool, progress: Progress) -> dict[str, Any]:
-    """Proof in a fresh process; whole reload when the float32 model takes under half the free memory."""
-    progress("verify", 0, 1)
-    fits = 2 * job.plan.bytes_before < memory.available_memory_bytes() // 2
-    finding = verify(
-        Request(
-            artifact=str(folder.resolve()), base=str(_path(job.source).resolve()),
-            state=str((folder / artifact.STATE).resolve()), tokens=windows.heldout_NT.tolist(),
-            whole=whole and fits, threads=torch.get_num_threads(),
-        )
-    )  # fmt: skip
-    progress("verify", 1, 1)
-    return finding
 
 
 def _evaluate(
-    job: Job, words: Any, folder: Path, document: dict[str, Any], lock: dict[str, Any], progress: Progress
+    job: Job, tokens_NT: torch.Tensor, folder: Path, document: dict[str, Any], progress: Progress
 ) -> dict[str, Any]:
-    """The suite, for artifact and base; each part is published as it ends."""
-    suite = job.suite
-    base = _path(job.source)
-    tokens_NT = _suite_tokens(suite, words)
+    """The suite's stages that the lock does not name yet; each is published as it ends."""
     conditions = {
-        "runtime": "stream", "dtype": "float32", "seq_len": suite.text.seq_len,
+        "runtime": "stream", "dtype": "float32", "seq_len": job.suite.text.seq_len,
         "data": artifact.digest(tokens_NT.tolist())[:16],
     }  # fmt: skip
-    key = artifact.digest([lock["stages"]["compress"], suite.text.model_dump(), conditions])
-    if lock["stages"].get("fidelity") != key:
-        rows = [
-            row("size_bytes", "base", "checkpoint", artifact.checkpoint_bytes(base)),
-            row("size_bytes", "artifact", "checkpoint", artifact.checkpoint_bytes(folder)),
-            row("bpw", "base", "checkpoint", 16.0),
-            row("bpw", "artifact", "checkpoint", job.plan.bpw),
-            row("kv_bytes_per_token", "base", "checkpoint", job.plan.kv_bytes_per_token),
-            row("kv_bytes_per_token", "artifact", "checkpoint", job.plan.kv_bytes_per_token),
-        ]
-        rows += measure_fidelity(
-            base.resolve(), folder.resolve(), tokens_NT.tolist(), task=suite.text.dataset, conditions=conditions,
-            threads=torch.get_num_threads(), progress=lambda done, total: progress("fidelity", done, total),
-        )  # fmt: skip
-        document = _with_rows(document, rows, lambda r: r["task"] in ("checkpoint", suite.text.dataset))
-        lock["stages"]["fidelity"] = key
-        _publish(job, folder, document, lock)
-    speed_key = artifact.digest([key, [p.model_dump() for p in suite.speed], torch.get_num_threads()])
-    if suite.speed and lock["stages"].get("speed") != speed_key:
-        grid = [speed.Point(p.batch, p.context, p.output) for p in suite.speed]
-        rows = speed.measure(
-            base, folder, grid=grid, threads=torch.get_num_threads(),
-            on_progress=lambda _, share: progress("speed", round(100 * share), 100),
-        )  # fmt: skip
-        document = _with_rows(document, rows, lambda r: r["task"] == "speed")
-        lock["stages"]["speed"] = speed_key
-        _publish(job, folder, document, lock)
+    compress = artifact.read_lock(folder)["stages"]["compress"]
+    points = [p.model_dump() for p in job.suite.speed]
+    stages: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
+        (
+            "whole",
+            keys.stage_key([compress], "verify.py", "runtimes/hf.py"),
+            lambda: _reload(job, folder, document, tokens_NT, progress),
+        ),
+        (
+            "fidelity",
+            keys.stage_key([compress, conditions], "evaluation/fidelity.py", "evaluation/stream.py"),
+            lambda: _fidelity(job, folder, document, tokens_NT, conditions, progress),
+        ),
+        (
+            "speed",
+            keys.stage_key([compress, points, torch.get_num_threads(), speed.cpu_name()], "evaluation/speed.py"),
+            lambda: _speed(job, folder, document, progress),
+        ),
+    ]
+    for name, key, stage in stages:
+        lock = artifact.read_lock(folder)
+        if lock["stages"].get(name) != key:
+            document = stage()
+            lock["stages"][name] = key
+            _publish(job, folder, document, lock)
     return document
+
+
+def _fits(job: Job) -> bool:
+    """Whether the whole model in float32 takes under half the free memory."""
+    return 2 * job.plan.bytes_before < memory.available_memory_bytes() // 2
+
+
+def _reload(
+    job: Job, folder: Path, document: dict[str, Any], tokens_NT: torch.Tensor, progress: Progress
+) -> dict[str, Any]:
+    """Plain transformers loads the artifact, must give our logits, and generates."""
+    if not _fits(job):
+        return _with_note(document, "not loaded whole by transformers: in float32 it does not fit in memory here")
+    progress("reload", 0, 1)
+    found = verify(
+        Request(
+            artifact=str(folder.resolve()), base=str(_path(job.source).resolve()), state=None,
+            tokens=tokens_NT[:1].tolist(), whole=True, threads=torch.get_num_threads(),
+        )
+    )  # fmt: skip
+    progress("reload", 1, 1)
+    return {**document, "verified": {**document["verified"], **found}}
+
+
+def _fidelity(
+    job: Job, folder: Path, document: dict[str, Any], tokens_NT: torch.Tensor, conditions: dict[str, Any],
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Sizes, perplexity and divergence on the suite's text."""
+    base = _path(job.source)
+    coded = [r for r in job.plan.rows if r.scheme]
+    bits = 8 * sum(r.bytes_before for r in coded) / sum(r.shape[0] * r.shape[1] for r in coded)
+    kv = job.plan.kv_bytes_per_token
+    rows = [
+        row("size_bytes", "base", "checkpoint", artifact.checkpoint_bytes(base)),
+        row("size_bytes", "artifact", "checkpoint", artifact.checkpoint_bytes(folder)),
+        row("bpw", "base", "checkpoint", bits),
+        row("bpw", "artifact", "checkpoint", job.plan.bpw),
+        row("kv_bytes_per_token", "base", "checkpoint", kv),
+        row("kv_bytes_per_token", "artifact", "checkpoint", kv),
+    ]
+    rows += measure_fidelity(
+        base, folder, tokens_NT.tolist(), task=job.suite.text.name, conditions=conditions,
+        threads=torch.get_num_threads(), progress=lambda done, total: progress("fidelity", done, total),
+    )  # fmt: skip
+    made = {"heldout", "walk", "speed"}  # the tasks of other stages' rows
+    return _with_rows(document, rows, lambda r: r["task"] not in made and r["metric"] != "block_error")
+
+
+def _speed(job: Job, folder: Path, document: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Speed and memory of base and artifact, in turn."""
+    if not job.suite.speed:
+        return _with_rows(document, [], lambda r: r["task"] == "speed")
+    if not _fits(job):
+        return _with_note(document, "speed not measured: the whole model does not fit in memory here")
+    rows = speed.measure(
+        _path(job.source), folder, grid=[speed.Point(p.batch, p.context, p.output) for p in job.suite.speed],
+        threads=torch.get_num_threads(), on_progress=lambda _, share: progress("speed", round(100 * share), 100),
+    )  # fmt: skip
+    return _with_rows(document, rows, lambda r: r["task"] == "speed")
+
+
+def _with_note(document: dict[str, Any], note: str) -> dict[str, Any]:
+    notes = [*document["artifact"]["notes"], note]
+    return {**document, "artifact": {**document["artifact"], "notes": list(dict.fromkeys(notes))}}
 
 
 def _with_rows(document: dict[str, Any], rows: list[Row], stale: Callable[[Row], bool]) -> dict[str, Any]:
@@ -313,27 +372,37 @@ def _publish(job: Job, folder: Path, document: dict[str, Any], lock: dict[str, A
     """Writes report, pages and card, and the lock last."""
     report.write(folder, document)
     text = plan_text(job.plan)
-    report.write_text(folder / "report.html", report.html(document, job.recipe.text, text))
-    report.write_text(folder / "README.md", report.card(document, job.recipe.name, job.recipe.text, job.source.license))
+    replace(folder / "report.html", report.html(document, job.recipe.text, text).encode())
+    card = report.card(document, job.recipe.name, job.recipe.text, job.source.license)
+    replace(folder / "README.md", card.encode())
     skipped = {artifact.LOCK}
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name not in skipped)
     lock["files"] = {p.name: artifact.file_digest(p) for p in files}
     artifact.write_json(folder / artifact.LOCK, lock)
 
 
-def _suite_tokens(suite: Suite, words: Any) -> torch.Tensor:
-    if suite.text.dataset == "embedded":
+def _suite_tokens(job: Job, words: Any) -> torch.Tensor:
+    """The suite's windows [N, T], read before any work so that what is wrong with them is said then."""
+    wanted = job.suite.text
+    longest = int(job.source.config.get("max_position_embeddings") or wanted.seq_len)
+    if wanted.seq_len > longest:
+        raise CompressError(f"the suite's seq_len {wanted.seq_len} is longer than the model's {longest} positions")
+    if wanted.dataset == "embedded":
         text = embedded_text("evaluation")
     else:
-        path = Path(suite.text.dataset.removeprefix("file:")).expanduser()
-        if not suite.text.dataset.startswith("file:") or not path.is_file():
-            raise CompressError(f"the suite's text {suite.text.dataset!r} is neither `embedded` nor `file:PATH`")
+        path = Path(wanted.dataset.removeprefix("file:")).expanduser()
+        if not wanted.dataset.startswith("file:") or not path.is_file():
+            raise CompressError(f"the suite's text {wanted.dataset!r} is neither `embedded` nor `file:PATH` of a file")
         text = path.read_text(encoding="utf-8")
-    return evaluation_windows(words, text, windows=suite.text.windows, seq_len=suite.text.seq_len)
+    return evaluation_windows(words, text, windows=wanted.windows, seq_len=wanted.seq_len)
 
 
-def _windows(job: Job, words: Any) -> Windows:
-    """Calibration and held-out tokens; data-free methods take the embedded text's for the held-out part."""
+def _windows(job: Job, words: Any, folder: Path, key: str) -> Windows:
+    """Calibration and held-out tokens: those of the interrupted run of this key, else made now."""
+    kept = folder / artifact.STATE / "windows.safetensors"
+    if artifact.holds_state(folder, key) and kept.is_file():
+        tensors, about = load_file(kept), json.loads((kept.with_suffix(".json")).read_text())
+        return Windows(tensors["tokens"], tensors["heldout"], about["sha256"], about["counts"])
     settings = job.recipe.recipe.calibration
     first = next((t for t in (words.bos_token_id, words.eos_token_id) if t is not None), 0)
 
@@ -344,6 +413,34 @@ def _windows(job: Job, words: Any) -> Windows:
     if job.plan.statistics == "none":
         settings = settings.model_copy(update={"samples": 1})
     return load_windows(job.data, settings, words, heldout=heldout, generate=generate)
+
+
+def _keep(windows: Windows, folder: Path) -> None:
+    """Keeps the tokens beside the state: text drawn from a model is not drawn twice."""
+    path = folder / artifact.STATE / "windows.safetensors"
+    save_file({"tokens": windows.tokens_NT, "heldout": windows.heldout_NT}, path)
+    about = {"sha256": windows.sha256, "counts": windows.counts}
+    replace(path.with_suffix(".json"), json.dumps(about).encode())
+
+
+def _data_document(job: Job) -> dict[str, Any]:
+    settings = job.recipe.recipe.calibration.model_dump()
+    return {
+        "settings": settings, "asked": job.data.asked, "dataset": job.data.dataset, "reason": job.data.reason,
+        "source_sha256": job.data.sha256,
+    }  # fmt: skip
+
+
+def _with_kept_data(job: Job, folder: Path) -> Job:
+    """What `auto` resolved to when this artifact was begun or made is kept, not asked again."""
+    begun = folder / artifact.STATE / "data.json"
+    kept = json.loads(begun.read_text()) if begun.is_file() else artifact.read_lock(folder).get("data", {})
+    settings = job.recipe.recipe.calibration
+    if settings.dataset != "auto" or kept.get("settings") != settings.model_dump() or job.data.asked == "none":
+        return job
+    data = ResolvedData(kept["dataset"], kept["asked"], kept["reason"], kept["source_sha256"])
+    calibration = {**job.plan.calibration, "dataset": data.dataset, "reason": data.reason}
+    return replace_fields(job, data=data, plan=replace_fields(job.plan, calibration=calibration))
 
 
 def _no_data() -> ResolvedData:
@@ -369,45 +466,12 @@ def _check_machine(plan: Plan, folder: Path) -> None:
         )
     existing = next(p for p in (folder, *folder.resolve().parents) if p.exists())
     disk = memory.free_disk_bytes(existing)
-    if plan.disk_bytes > disk:
+    if plan.disk_bytes - artifact.state_bytes(folder) > disk:
         raise CompressError(
             f"the run needs {plan.disk_bytes / 1e9:.1f} GB of disk, and {disk / 1e9:.1f} GB are free",
             where=str(folder),
             hint="free some, or choose another --out",
         )
-
-
-def _compress_key(job: Job, windows: Windows) -> str:
-    package = Path(__file__).parent
-    sources = [
-        "numerics.py",
-        "schemes.py",
-        "shards.py",
-        "artifact.py",
-        "calibration",
-        "methods",
-        "formats",
-        "models",
-    ]
-    files = sorted(f for s in sources for f in ([package / s] if s.endswith(".py") else (package / s).glob("*.py")))
-    recipe = job.recipe.recipe.document()
-    recipe.pop("evaluate")
-    recipe.pop("summary")
-    return artifact.digest(
-        {
-            "recipe": recipe, "plan": job.plan.document()["rows"], "sequential": job.plan.sequential,
-            "weights": _weights_key(job.source), "config": job.source.config, "windows": windows.sha256,
-            "dtype": str(calibration_dtype()), "source": [artifact.file_digest(f) for f in files],
-            "torch": torch.__version__,
-        }
-    )  # fmt: skip
-
-
-def _weights_key(source: Source) -> str:
-    """sha256 over the weight files' names and bytes, remembered beside the cache by size and time."""
-    from compress.models.digest import folder_digest
-
-    return folder_digest(_path(source))
 
 
 def _identity(job: Job, folder: Path, notes: list[str]) -> dict[str, Any]:
@@ -423,14 +487,3 @@ def _base_identity(job: Job) -> dict[str, Any]:
         "name": job.source.repo or job.source.name, "revision": job.source.revision,
         "architecture": job.source.config.get("model_type"),
     }  # fmt: skip
-
-
-def _versions() -> dict[str, str]:
-    names = ("compress", "torch", "transformers", "compressed-tensors", "safetensors", "tokenizers")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "source"
-    return found

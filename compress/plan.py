@@ -86,15 +86,17 @@ def make_plan(
     *,
     names: tuple[str, str],
     calibration: dict[str, Any],
+    suite: str | None = None,
 ) -> Plan:
     """Resolves a recipe against a model.
 
     Args:
         names: the model's and the recipe's, for the reader.
+        suite: what is measured, where it is not the recipe's.
         calibration: what the data resolve to: `dataset`, `asked`, `reason`, `tokens`, `heldout`, `seq_len`.
     """
     draft = _Draft()
-    step = next(s for s in recipe.steps if method_of(s).kind == "block")
+    step = recipe.solver
     method = method_of(step)
     resolved = _resolve_groups(step, shapes, draft)
     rows = tuple(_row(name, shape, step, resolved, (family, shapes, fmt), draft) for name, shape in shapes.linears)
@@ -124,7 +126,7 @@ def make_plan(
         statistics=method.statistics or "none",
         sequential=sequential,
         calibration=calibration,
-        suite=recipe.evaluate.suite,
+        suite=suite or recipe.evaluate.suite,
         memory_bytes=_memory(shapes, calibration, method.statistics is not None, sequential),
         disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, method.statistics is not None),
         notes=tuple(draft.notes),

@@ -52,6 +52,11 @@ class Recipe(BaseModel):
     format: str = "compressed-tensors"
     evaluate: Evaluate = Evaluate()
 
+    @property
+    def solver(self) -> StepConfig:
+        """The step that codes the weights."""
+        return next(step for step in self.steps if method_of(step).kind == "block")
+
     def document(self) -> dict[str, Any]:
         """The recipe as plain data, every default spelled out."""
         document = self.model_dump(mode="json", exclude={"steps"})

@@ -29,7 +29,7 @@ ROOT = Path(compress.__file__).parent
 
 # The one import order: a module imports only from the lines above it, or to its left.
 ORDER = """
-errors files paths tables
+errors files paths tables workers
 schemes numerics
 evaluation evaluation.memory evaluation.metrics
 methods methods.base methods.scale_search methods.rtn methods.gptq
@@ -39,7 +39,7 @@ models.files models.hub_files models.packaged models.source models.load models.s
 calibration calibration.files calibration.tokens calibration.embedded calibration.hub_sets calibration.data
 calibration.chain calibration.stats calibration.walk
 recipe plan plan_text
-shards artifact
+shards artifact keys
 runtimes runtimes.hf runtimes.draw
 evaluation.stream evaluation.suite evaluation.fidelity evaluation.worker evaluation.speed evaluation.report
 verify pipeline __init__

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from compress import pipeline
-from compress.artifact import claimed, open_artifact, read_lock
+from compress.artifact import STATE, claimed, open_artifact, read_lock
 from compress.errors import CompressError
 from compress.evaluation.report import read
 from compress.evaluation.stream import stream
@@ -98,7 +98,7 @@ def test_artifact_holds_what_design_says(tiny: MakeTiny, text: Path, tmp_path: P
     assert not (out / ".state").exists()
     lock = read_lock(out)
     assert lock["data"]["counts"]["tokens"] == 4 * 32
-    assert set(lock["stages"]) == {"compress", "verify"}
+    assert set(lock["stages"]) == {"compress"}
     assert "lm_head" in json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
     assert read(out)["verdict"] is None
 
@@ -176,3 +176,77 @@ def test_verification_refuses_other_bytes(tiny: MakeTiny, text: Path, tmp_path: 
     monkeypatch.setattr(pipeline, "verify", spoil_then_verify)
     with pytest.raises(CompressError, match=r"model\.layers\.1 gives other outputs"):
         run(write_recipe(tmp_path, text), tiny("llama", tied=True), tmp_path / "out")
+
+
+def test_going_back_after_an_interrupted_other_recipe(
+    tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first recipe's proof must not stand beside the second's weights."""
+    model, out = tiny("llama", tied=True), tmp_path / "out"
+    four, eight = write_recipe(tmp_path, text, name="four"), write_recipe(tmp_path, text, name="eight", scheme="W8A16")
+    run(four, model, out)
+    weights = (out / "model.safetensors").read_bytes()
+
+    def dies(request: Request) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "verify", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(eight, model, out)
+    run(four, model, out)
+    assert (out / "model.safetensors").read_bytes() == weights
+    assert len(verify_here) == 2
+
+
+def test_what_auto_became_is_not_asked_again(
+    tiny: MakeTiny, tmp_path: Path, verify_here: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "auto.yaml"
+    calibration = {"dataset": "auto", "samples": 2, "seq_len": 32}
+    steps = [{"method": "gptq", "scheme": "W8A16"}]
+    path.write_text(yaml.safe_dump({"version": 1, "summary": "a", "steps": steps, "calibration": calibration}))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model, out = tiny("llama", tied=True), tmp_path / "out"
+    run(str(path), model, out)
+    assert read_lock(out)["data"]["dataset"] == "embedded"
+    monkeypatch.setattr(pipeline, "resolve_dataset", lambda settings: pipeline.ResolvedData("c4", "auto", "", None))
+    monkeypatch.setattr(pipeline, "walk", None)
+    assert run(str(path), model, out).report["verified"]["blocks"] == 2
+
+
+def test_the_suite_is_checked_before_the_walk(
+    tiny: MakeTiny, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = tmp_path / "suite.yaml"
+    suite.write_text("version: 1\nsummary: s\ntext: {dataset: 'file:nowhere.txt'}\n")
+    monkeypatch.setattr(pipeline, "walk", None)
+    with pytest.raises(CompressError, match=r"nowhere\.txt"):
+        pipeline.run(
+            write_recipe(tmp_path, text), str(tiny("llama", tied=True)), tmp_path / "out", suite=str(suite),
+            progress=lambda *_: None,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_whole_run_with_measurements(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    """Every stage in its own process; a second run asks nothing of anyone."""
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(
+        f"version: 1\nsummary: s\ntext: {{dataset: 'file:{text}', windows: 2, seq_len: 32}}\n"
+        "speed: [{batch: 2, context: 16, output: 2}]\n"
+    )
+    arguments = (write_recipe(tmp_path, text), str(tiny("llama", tied=True)), tmp_path / "out")
+    outcome = pipeline.run(*arguments, suite=str(suite), progress=lambda *_: None)
+    metrics = {(r["metric"], r["task"]) for r in outcome.report["measurements"]}
+    for metric, task in (
+        ("perplexity", "heldout"), ("perplexity", "text.txt"), ("kld_mean", "text.txt"), ("size_bytes", "checkpoint"),
+        ("decode_tok_s", "speed"), ("peak_memory_bytes", "speed"), ("compress_cpu_s", "walk"),
+    ):  # fmt: skip
+        assert (metric, task) in metrics
+    assert outcome.report["verified"]["logit_error"] < 1e-2
+    assert len(outcome.report["verified"]["generated"]) == 16
+    assert set(read_lock(tmp_path / "out")["stages"]) == {"compress", "whole", "fidelity", "speed"}
+    assert not (tmp_path / "out" / STATE).exists()
+    again = pipeline.run(*arguments, suite=str(suite), progress=lambda *_: None)
+    assert again.report == outcome.report

@@ -76,7 +76,7 @@ def test_document_spells_out_the_defaults() -> None:
             {
                 "method": "gptq", "scheme": "W4A16", "group_size": None, "group_fallback": [],
                 "ignore": ["lm_head"], "overrides": [], "actorder": "static", "scale_search": True,
-                "damping": 0.01,
+                "damping": 0.005,
             }
         ],
         "calibration": {"dataset": "auto", "samples": 128, "seq_len": 512, "seed": 0},

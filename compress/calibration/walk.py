@@ -58,7 +58,6 @@ class WalkSpec:
         schemes: the weights to be coded, by their module's full name.
         encode: (name, coded weight, scheme) to the tensors of the checkpoint.
         decode: the float32 weight [O, I] that a loader makes of those tensors.
-        statistics: whether calibration tokens go through at all.
         sequential: suspend the forward pass at each sublayer, or gather in a pass of its own.
         dtype: in which the calibration tokens are computed; the held-out ones always in float32.
     """
@@ -66,7 +65,6 @@ class WalkSpec:
     schemes: Mapping[str, Scheme]
     encode: Encode
     decode: Decode
-    statistics: bool
     sequential: bool
     dtype: torch.dtype
 

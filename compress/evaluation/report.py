@@ -15,7 +15,6 @@ without network.
 import html as html_module
 import json
 import math
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 
 from compress.errors import CompressError
 from compress.evaluation.metrics import Row
+from compress.files import replace
 
 Report = dict[str, Any]
 
@@ -61,7 +61,7 @@ def build(
     """
     report = {
         "schema": SCHEMA, "artifact": artifact, "base": base, "verified": verified, "verdict": verdict,
-        "measurements": [_finite(row) for row in measurements],
+        "measurements": list(measurements),
     }  # fmt: skip
     problem = _problem(report)
     assert problem is None, problem
@@ -71,23 +71,9 @@ def build(
 def write(folder: Path, report: Report) -> Path:
     """Write `folder/report.json`, whole or not at all; its path."""
     path = folder / FILE
-    write_text(path, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    report = {**report, "measurements": [_finite(row) for row in report["measurements"]]}
+    replace(path, (json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
     return path
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never a part."""
-    draft = path.with_name(path.name + ".tmp")
-    with draft.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk too
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read(folder: Path) -> Report:
@@ -438,7 +424,7 @@ def _skipped(report: Report) -> list[str]:
 
 # --- the card ---
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MARKS = re.compile(r"([\\`*_{}\[\]()#!|~$]|^[+-])")
 
 

@@ -14,9 +14,6 @@ Other work on the machine ruins a speed. It cannot be kept away from here, so it
 before the run, and `cpu_share`, the least share of its threads' time that a worker got (near 1 when alone).
 
 Left out: energy, throughput under a load of requests, thread pinning.
-
-As a program (`python -m compress.evaluation.speed`) it is the worker: a request as JSON on stdin, a sample as
-JSON on the last line of stdout.
 """
 
 import contextlib
@@ -29,9 +26,7 @@ import math
 import os
 import platform
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +39,7 @@ from compress.evaluation import memory
 from compress.evaluation.metrics import Row, Subject, row
 from compress.runtimes import RUNTIMES
 from compress.tables import resolve
+from compress.workers import call, serve
 
 if TYPE_CHECKING:
     from compress.runtimes.hf import Runtime
@@ -53,7 +49,6 @@ ROUNDS = 2
 WARM_UP_STEPS = 2
 POINT_METRICS = ("prefill_tok_s", "decode_tok_s", "ttft_s", "itl_s")
 _COVERS = "resident high-water mark of the worker: interpreter, libraries, mapped weights, cache, activations"
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -292,31 +287,9 @@ def _read_through(path: Path) -> str:
 
 
 def _run_worker(subject: Subject, request: dict[str, Any]) -> Sample:
-    """One fresh process; its sample. A death becomes a CompressError with the subject and its last words."""
-    threads = str(request["threads"])
-    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1",
-        "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads,
-    }  # fmt: skip
-    # "replace": a library may write bytes of its own to stderr, and its last words matter more than they
-    done = subprocess.run(
-        [sys.executable, "-m", "compress.evaluation.speed"], input=json.dumps(request), env=environment,
-        capture_output=True, encoding="utf-8", errors="replace", check=False,
-    )  # fmt: skip
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
-        return _parse_sample(json.loads(lines[-1]))
-    raise worker_death(subject, request["path"], done.returncode, done.stderr)
-
-
-def worker_death(subject: Subject, path: str, code: int, stderr: str) -> CompressError:
-    """The error for a worker that ended with exit code `code` (negative: a signal) and wrote `stderr`."""
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    words = stderr.strip().splitlines()[-8:] or ["(it said nothing)"]
-    what = f"Measuring the speed of the {subject} failed: its process ended with {how}. It said:\n    "
-    hint = "the machine probably ran out of memory: use a smaller grid" if code == -signal.SIGKILL else None
-    return CompressError(what + "\n    ".join(words), where=path, hint=hint)
+    """One fresh process; its sample."""
+    what = f"measuring the speed of the {subject}"
+    return _parse_sample(call("compress.evaluation.speed", request, what=what, where=request["path"]))
 
 
 def _parse_sample(data: dict[str, Any]) -> Sample:
@@ -391,20 +364,13 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def main(clock: Clock = time.perf_counter) -> int:
-    """The worker; its exit code. A user's mistake goes to stderr as its message alone."""
-    request = json.load(sys.stdin)
-    try:
-        # Whatever a library prints must not stand among the JSON.
-        with contextlib.redirect_stdout(sys.stderr):
-            runtime = resolve(RUNTIMES, request["runtime"], kind="runtime")()
-            sample = take_sample(runtime, request, clock)
-    except CompressError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(json.dumps(dataclasses.asdict(sample)) + "\n")
-    return 0
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The worker: a sample as plain data."""
+    # Whatever a library prints must not stand among the JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        runtime = resolve(RUNTIMES, request["runtime"], kind="runtime")()
+        return dataclasses.asdict(take_sample(runtime, request, time.perf_counter))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(serve(answer))

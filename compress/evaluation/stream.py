@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from compress.calibration.walk import BATCH_TOKENS
 from compress.models.load import StreamedModel
-
-BATCH_TOKENS = 2048
 
 
 def stream(

@@ -1,6 +1,7 @@
 """A suite says what is measured, as a YAML file in eval/suites or anywhere else."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +19,11 @@ class Text(BaseModel):
     windows: int = Field(default=16, ge=1)
     seq_len: int = Field(default=512, ge=8)
 
+    @property
+    def name(self) -> str:
+        """The text's name in reports: no folders of this machine."""
+        return self.dataset.rsplit("/", 1)[-1].removeprefix("file:")
+
 
 class SpeedPoint(BaseModel):
     """One condition of the speed measurement, in sequences and tokens."""
@@ -34,7 +40,8 @@ class Suite(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = Field(ge=1, le=1)
+    version: Literal[1]
+    name: str = "?"
     summary: str
     text: Text = Text()
     speed: tuple[SpeedPoint, ...] = ()
@@ -57,4 +64,4 @@ def load_suite(suite: str) -> Suite:
         if not path.is_file():
             raise CompressError(f"unknown suite {suite!r}; {nearest(suite, suite_names())}")
     node, document = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    return validate(Suite, document, str(path), node, ())
+    return validate(Suite, {"name": path.stem, **document}, str(path), node, ())

@@ -4,16 +4,14 @@ Each window starts with the tokenizer's first token and is sampled token by toke
 distribution (temperature 1), with a private seeded generator.
 """
 
-import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from compress.errors import CompressError
 from compress.runtimes.hf import HfRuntime
+from compress.workers import call, serve
 
 _BATCH = 16
 
@@ -24,14 +22,8 @@ def draw(folder: Path, first_token: int, windows: int, seq_len: int, seed: int, 
         "folder": str(folder), "first": first_token, "windows": windows, "seq_len": seq_len, "seed": seed,
         "threads": threads,
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "compress.runtimes.draw"],
-        input=json.dumps(request), capture_output=True, text=True, check=False,
-        cwd=Path(__file__).resolve().parents[2],
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise CompressError("drawing text from the model failed: " + done.stderr.strip()[-500:], where=str(folder))
-    return torch.tensor(json.loads(done.stdout.strip().rsplit("\n", 1)[-1]))
+    drawn = call("compress.runtimes.draw", request, what="drawing text from the model", where=str(folder))
+    return torch.tensor(drawn)
 
 
 def sample(runtime: HfRuntime, first_token: int, windows: int, seq_len: int, seed: int) -> Tensor:
@@ -50,15 +42,13 @@ def sample(runtime: HfRuntime, first_token: int, windows: int, seq_len: int, see
     return torch.cat(rows)
 
 
-def main() -> int:
-    """The worker: a request as JSON on stdin, the windows as JSON on stdout."""
-    request = json.load(sys.stdin)
+def answer(request: dict[str, Any]) -> list[list[int]]:
+    """The worker."""
     runtime = HfRuntime()
     runtime.load(Path(request["folder"]), threads=request["threads"])
     drawn = sample(runtime, request["first"], request["windows"], request["seq_len"], request["seed"])
-    sys.stdout.write(json.dumps(drawn.tolist()) + "\n")
-    return 0
+    return cast("list[list[int]]", drawn.tolist())
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(serve(answer))

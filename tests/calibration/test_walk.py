@@ -47,7 +47,6 @@ def untouched_spec(model: StreamedModel, *, sequential: bool) -> WalkSpec:
         schemes=dict.fromkeys(names, SCHEME),
         encode=lambda name, coded, scheme: {f"{name}.codes": coded.q_OI},
         decode=decode,
-        statistics=True,
         sequential=sequential,
         dtype=torch.float32,
     )
@@ -61,7 +60,7 @@ def nothing(block: Block, names: list[str]) -> None:
 
 
 def go(model: StreamedModel, folder: Path, spec: WalkSpec, windows: tuple[Tensor, Tensor]) -> tuple[State, dict]:
-    state = open_state(folder, windows, int(model.skeleton.config.hidden_size), spec.statistics)
+    state = open_state(folder, windows, int(model.skeleton.config.hidden_size), True)
     grams: dict[str, tuple[list[str], Tensor]] = {}
     for block in walk(model, windows, spec, state, lambda done, total: None):
         for names, gram in block.sublayers():

@@ -1,7 +1,6 @@
 """The speed harness: arithmetic by hand with a clock of our own, the worker once for real on a tiny model."""
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -186,33 +185,13 @@ def test_the_worker_for_real(folder: Path) -> None:
     assert all(row["value"] > 0 for row in rows)
 
 
-def test_a_dead_worker_names_its_subject_and_last_words(folder: Path) -> None:
+def test_what_the_worker_refuses_is_our_error(folder: Path) -> None:
     request = {"runtime": "hf", "path": str(folder / "gone"), "threads": 1, "dtype": "float32",
                "repeats": 1, "points": [], "prompts": []}  # fmt: skip
-    with pytest.raises(CompressError, match=r"(?s)of the artifact failed.*exit code 2.*config\.json is missing"):
+    with pytest.raises(CompressError, match=r"config\.json is missing"):
         speed._run_worker("artifact", request)
 
 
-def test_killed_worker() -> None:
-    error = speed.worker_death("base", "place", -signal.SIGKILL, "one\ntwo\n")
-    assert "of the base failed" in error.what
-    assert "SIGKILL" in error.what
-    assert error.what.endswith("one\n    two")
-    assert error.hint is not None
-    assert "memory" in error.hint
-    assert "said nothing" in speed.worker_death("base", "place", 1, "").what
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"threads": 0}, "at least 1"),
-        ({"repeats": 0}, "at least 1"),
-        ({"grid": [Point(0, 1, 1)]}, "at least 1"),
-        ({"grid": [Point(1, 1, 1), Point(1, 1, 1)]}, "twice"),
-        ({"runtime": "hff"}, "'hf'"),
-    ],
-)
 def test_impossible_requests(folder: Path, change: dict[str, object], words: str) -> None:
     with pytest.raises(CompressError, match=words):
         speed.measure(folder, folder, **{"threads": 1, **change})  # type: ignore[arg-type]

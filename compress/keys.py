@@ -1,0 +1,58 @@
+"""What a stage depends on, hashed: a stage whose key stands in the lock is not run again.
+
+A key holds the source of the code that makes the numbers, so that a mended fault is computed anew. The thread
+count is not in the key of the compression: a run may go on with other threads.
+"""
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.artifact import digest, file_digest
+from compress.calibration.data import ResolvedData
+from compress.models.digest import folder_digest
+from compress.models.load import calibration_dtype
+from compress.models.source import Source
+from compress.plan import Plan
+from compress.recipe import Recipe
+
+_PACKAGE = Path(__file__).parent
+_SOURCES = ("numerics.py", "schemes.py", "shards.py", "artifact.py", "calibration/*.py", "formats/*.py", "models/*.py")
+_WORDS = ("tokenizer*", "vocab*", "merges*", "*.model", "special_tokens*", "added_tokens*", "chat_template*")
+
+
+def stage_key(depends: list[Any], *sources: str) -> str:
+    """The hash of plain data and of source files, named below the package (patterns allowed)."""
+    files = sorted(file for pattern in sources for file in _PACKAGE.glob(pattern))
+    return digest([depends, [file_digest(file) for file in files]])
+
+
+def compress_key(recipe: Recipe, plan: Plan, source: Source, data: ResolvedData) -> str:
+    """What the artifact's weights depend on."""
+    assert source.path is not None
+    document = recipe.document()
+    for cosmetic in ("summary", "evaluate"):
+        document.pop(cosmetic)
+    words = sorted({file for pattern in _WORDS for file in source.path.glob(pattern) if file.is_file()})
+    depends = [
+        document, plan.document()["rows"], plan.sequential, source.config, folder_digest(source.path),
+        [(file.name, file_digest(file)) for file in words], data.dataset, data.sha256,
+        str(calibration_dtype()), torch.__version__, importlib.metadata.version("transformers"),
+    ]  # fmt: skip
+    methods = [f"methods/{name}.py" for name in ("base", "scale_search", recipe.solver.method)]
+    return stage_key(depends, *_SOURCES, *methods)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computed, for the lock."""
+    names = ("compress", "torch", "transformers", "compressed-tensors", "safetensors", "tokenizers")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "source"
+    return found
