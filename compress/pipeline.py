@@ -151,6 +151,7 @@ def run(
     Raises:
         CompressError: anything that a person can mend; nothing that was finished is lost.
     """
+    memory.return_large_blocks()
     progress("model", 0, 1)
     job = prepare(recipe, model, suite=suite)
     folder = out or Path("artifacts") / f"{job.source.name}--{job.recipe.name}"

@@ -20,7 +20,6 @@ and padded batches (windows are cut from running text and are always full).
 """
 
 import copy
-import ctypes
 import json
 import os
 import time
@@ -153,7 +152,9 @@ class Block:
         def suspend(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             parent = greenlet.getcurrent().parent
             assert parent is not None
+            parked = inputs[0].bfloat16()  # half the memory of what waits; blocks' outputs are kept so too
             parent.switch(inputs[0])
+            _restore(inputs[0], parked)
 
         hooks = [self._linear(self.twin, names[0]).register_forward_pre_hook(suspend) for names in self.groups]
         runs = [(batch, greenlet(forward)) for batch in self.batches]
@@ -161,7 +162,9 @@ class Block:
             for names in self.groups:
                 gram = Gram(self.linear(names[0]).in_features)
                 for batch, run in runs:
-                    gram.update(_advance(run, batch))
+                    waiting = _advance(run, batch)
+                    gram.update(waiting)
+                    _empty(waiting)
                 yield names, gram.matrix()
             assert self.calibration is not None
             for batch, run in runs:
@@ -204,6 +207,17 @@ def _advance(run: greenlet, batch: "_Batch") -> Tensor:
     with torch.no_grad(), bf16_products():
         handed: Tensor = run.switch(batch) if not run else run.switch()
     return handed
+
+
+def _empty(tensor: Tensor) -> None:
+    """Frees a tensor's memory while others still refer to it."""
+    tensor.untyped_storage().resize_(0)
+
+
+def _restore(tensor: Tensor, values: Tensor) -> None:
+    """Gives an emptied tensor its memory and values back."""
+    tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+    tensor.copy_(values)
 
 
 @torch.no_grad()
@@ -290,7 +304,6 @@ def walk(
         state: from `open_state`; holds the chains' end and a record per block afterwards.
         progress: called with blocks done and blocks in all.
     """
-    return_large_blocks()
     tokens_NT, heldout_HT = windows
     calls = {
         "heldout": _begin(model, heldout_HT, [state.base, state.compressed], state.started, torch.float32),
@@ -350,17 +363,6 @@ def _cast(calls: list[dict[str, Any]], dtype: torch.dtype) -> list[dict[str, Any
         return value
 
     return [{k: cast(v) for k, v in call.items()} for call in calls]
-
-
-def return_large_blocks() -> None:
-    """Has the C library give freed tensors of 512 KiB and more back to the system at once (glibc only).
-
-    Otherwise its threshold grows with use, and memory freed in one sublayer's shapes, which fits no other's,
-    stays with the process: measured, a third of the walk's peak.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-3, 512 << 10)  # M_MMAP_THRESHOLD
 
 
 def _base_pass(

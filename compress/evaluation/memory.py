@@ -12,6 +12,7 @@ thread.
 Left out: children (a worker reports its own), device memory, swap.
 """
 
+import ctypes
 import shutil
 import sys
 import threading
@@ -22,6 +23,18 @@ import psutil
 
 _STATUS = Path("/proc/self/status")
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def return_large_blocks() -> None:
+    """Has the C library give freed tensors of 512 KiB and more back to the system at once (glibc only).
+
+    To be called before tensors are made: the library's threshold grows with the first large one that is freed,
+    and from then on memory freed in one sublayer's shapes, which fits no other's, stays with the process.
+    Measured: 130 MB of 750 in the walk over SmolLM2-135M.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-3, 512 << 10)  # M_MMAP_THRESHOLD
 
 
 def current_rss_bytes() -> int:

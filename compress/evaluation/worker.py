@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from compress.artifact import open_artifact
-from compress.calibration.walk import return_large_blocks
 from compress.evaluation.fidelity import compare_hidden, fidelity_rows
+from compress.evaluation.memory import return_large_blocks
 from compress.evaluation.metrics import Row
 from compress.evaluation.stream import stream
 from compress.workers import call, serve, tell
