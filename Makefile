@@ -37,7 +37,7 @@ help:  ## this list
 clean:  ## remove .venv and caches, not artifacts
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# torch first, by its exact version: a looser range would bring a CUDA build of several gigabytes.
+# torch first and by its pinned version, so that nothing that is installed later chooses another build of it.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

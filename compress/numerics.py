@@ -40,11 +40,6 @@ class QuantizedWeight:
     notes: tuple[str, ...] = ()
 
 
-def group_count(args: QuantArgs, in_features: int) -> int:
-    """Scales along the input of one row."""
-    return in_features // args.group_size if args.group_size else 1
-
-
 def round_scale(scale: Tensor) -> Tensor:
     """The stored precision of a scale (bfloat16), as float32; zeros become a tiny positive number."""
     return scale.clamp_min(_TINY).bfloat16().float()

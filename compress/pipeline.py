@@ -378,7 +378,8 @@ def _publish(job: Job, folder: Path, document: dict[str, Any], lock: dict[str, A
     replace(folder / "README.md", card.encode())
     skipped = {artifact.LOCK}
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name not in skipped)
-    lock["files"] = {p.name: artifact.file_digest(p) for p in files}
+    known = {n: d for n, d in lock.get("files", {}).items() if n.endswith(".safetensors")}  # written once
+    lock["files"] = {p.name: known.get(p.name) or artifact.file_digest(p) for p in files}
     artifact.write_json(folder / artifact.LOCK, lock)
 
 

@@ -53,6 +53,7 @@ class Plan:
     sequential: bool
     calibration: dict[str, Any]
     suite: str
+    loaders: tuple[str, ...]
     memory_bytes: int
     disk_bytes: int
     notes: tuple[str, ...] = ()
@@ -126,6 +127,7 @@ def make_plan(
         statistics=method.statistics or "none",
         sequential=sequential,
         calibration=calibration,
+        loaders=fmt.loaders,
         suite=suite or recipe.evaluate.suite,
         memory_bytes=_memory(shapes, calibration, method.statistics is not None, sequential),
         disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, method.statistics is not None),
@@ -243,9 +245,16 @@ def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) ->
 
 
 def suspended_bytes(shapes: ModelShapes, calibration: dict[str, Any]) -> int:
-    """float32 activations that stay alive while every batch waits in front of the widest layer."""
+    """Bytes that stay alive while every batch waits in front of the attention's output or the widest layer.
+
+    float32: the residual and the normed input; before the output projection also queries, keys and values. What is
+    waited with itself waits in bfloat16.
+    """
     widest = max(i for _, (_, i) in shapes.linears)
-    return int(4 * calibration["tokens"] * (2 * shapes.hidden_size + widest))
+    queries = max((i for name, (_, i) in shapes.linears if name.endswith("o_proj")), default=shapes.hidden_size)
+    keys_and_values = shapes.kv_bytes_per_token // (2 * max(1, shapes.block_count))
+    attention = 4 * (queries + keys_and_values) + 2 * queries
+    return int(calibration["tokens"] * (4 * 2 * shapes.hidden_size + max(attention, 2 * widest)))
 
 
 def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: bool, sequential: bool) -> int:

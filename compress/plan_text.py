@@ -69,6 +69,7 @@ def plan_text(plan: Plan) -> str:
         ("calibration data", f"{data['dataset']}{asked}" if plan.statistics != "none" else "none needed"),
         ("calibration tokens", f"{data['tokens']:,} and {data['heldout']:,} held out"),
         ("suite", plan.suite),
+        ("loaded by", ", ".join(plan.loaders)),
         ("peak memory, about", show_bytes(plan.memory_bytes)),
         ("disk while running", show_bytes(plan.disk_bytes)),
     ]

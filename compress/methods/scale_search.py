@@ -6,8 +6,8 @@ with the least error weighted by how much each input column matters:
 
     argmin over p of  sum_i  h_i * (w_i - dq(q(w_i; p * range)))^2
 
-With h = diag(G) this is the layer's output error without cross terms; GPTQ passes the weights that its own
-objective uses. The grid contains p = 1, so the result is never worse than the plain range.
+With h = diag(G) this is the layer's output error without cross terms. The grid contains p = 1, so the result is
+never worse than the plain range.
 
 Left out: a second search over the zero point; a search against the full Gram matrix of the group.
 """

@@ -105,7 +105,7 @@ def test_gram_matrices_are_those_of_the_inputs(sequential: bool, tiny: MakeTiny,
         error = (gram.double() - expected).norm() / expected.norm()
         assert error < 2e-2, name  # activations between blocks are stored in bfloat16
         if name.startswith("model.layers.0"):
-            assert error < 3e-3, name
+            assert error < (2**-8 if sequential else 3e-3), name  # what waits suspended waits in bfloat16
 
 
 def test_weights_with_one_input_are_one_group(tiny: MakeTiny, tmp_path: Path) -> None:
