@@ -37,6 +37,7 @@ from compress.models.load import (
     Reader,
     StreamedModel,
     calibration_dtype,
+    check_tensors,
     open_checkpoint,
     open_model,
     plain_reader,
@@ -95,6 +96,13 @@ def _plain_model(source: Source, reader: Reader | None) -> StreamedModel:
 
 
 def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel) -> Job:
+    if source.config.get("quantization_config"):
+        method = source.config["quantization_config"].get("quant_method", "unknown")
+        raise CompressError(
+            f"the model is quantized already (quant_method: {method})",
+            where=str(source.path or source.name),
+            hint="give the original model",
+        )
     settings = file.recipe.calibration
     needs_data = any(method_of(step).statistics for step in file.recipe.steps)
     data = resolve_dataset(settings) if needs_data else _no_data()
@@ -121,9 +129,11 @@ def _fetch(job: Job, name: str) -> Job:
     source = resolve_model(name, weights=True)
     if source.config == job.source.config:
         reader = plain_reader(open_checkpoint(_path(source)))
-        return replace_fields(job, source=source, model=replace_fields(job.model, reader=reader))
-    job = _job(job.recipe, source, job.suite, _plain_model(source, None))
-    _refuse(job.plan)
+        job = replace_fields(job, source=source, model=replace_fields(job.model, reader=reader))
+    else:
+        job = _job(job.recipe, source, job.suite, _plain_model(source, None))
+        _refuse(job.plan)
+    check_tensors(job.model, open_checkpoint(_path(source)))
     return job
 
 
@@ -157,11 +167,10 @@ def run(
     folder = out or Path("artifacts") / f"{job.source.name}--{job.recipe.name}"
     artifact.check_folder(folder)
     job = _fetch(_with_kept_data(job, folder), model)
-    words = tokenizer(_path(job.source))
-    tokens_NT = _suite_tokens(job, words) if evaluate else None
     key = keys.compress_key(job.recipe.recipe, job.plan, job.source, job.data)
-    if not artifact.is_done(folder, key):
-        windows = _windows(job, words, folder, key)
+    windows, tokens_NT = _tokens(job, folder, key, evaluate)
+    memory.give_back()
+    if windows is not None:
         _check_machine(job.plan, folder)
         with artifact.claimed(folder):
             _make(job, windows, folder, key, progress)
@@ -381,6 +390,14 @@ def _publish(job: Job, folder: Path, document: dict[str, Any], lock: dict[str, A
     known = {n: d for n, d in lock.get("files", {}).items() if n.endswith(".safetensors")}  # written once
     lock["files"] = {p.name: known.get(p.name) or artifact.file_digest(p) for p in files}
     artifact.write_json(folder / artifact.LOCK, lock)
+
+
+def _tokens(job: Job, folder: Path, key: str, evaluate: bool) -> tuple[Windows | None, torch.Tensor | None]:
+    """What the walk needs, None when it is done; the suite's windows [N, T], None without evaluation."""
+    words = tokenizer(_path(job.source))
+    tokens_NT = _suite_tokens(job, words) if evaluate else None
+    windows = None if artifact.is_done(folder, key) else _windows(job, words, folder, key)
+    return windows, tokens_NT
 
 
 def _suite_tokens(job: Job, words: Any) -> torch.Tensor:

@@ -250,3 +250,51 @@ def test_the_whole_run_with_measurements(tiny: MakeTiny, text: Path, tmp_path: P
     assert not (tmp_path / "out" / STATE).exists()
     again = pipeline.run(*arguments, suite=str(suite), progress=lambda *_: None)
     assert again.report == outcome.report
+
+
+def spoil(folder: Path, change: Any) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), r"model\.layers\.1\.mlp\.up_proj\.weight is missing"),
+        (lambda t: t.update({"model.layers.1.extra": torch.ones(2)}), r"model\.layers\.1\.extra is unknown"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(3)}),
+            r"model\.norm\.weight is \[3\], config\.json says \[64\]",
+        ),
+        (lambda t: t.update({"model.norm.weight": torch.ones(64).to(torch.int8)}), r"stored as I8"),
+    ],
+)
+def test_weights_of_another_architecture(change: Any, said: str, tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("llama", tied=True), model)
+    spoil(model, change)
+    with pytest.raises(CompressError, match=said):
+        run(write_recipe(tmp_path, text), model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_that_is_not_finite(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("llama", tied=True), model)
+    spoil(model, lambda t: t["model.layers.1.mlp.up_proj.weight"].__setitem__((3, 4), float("nan")))
+    with pytest.raises(CompressError, match="not finite") as caught:
+        run(write_recipe(tmp_path, text), model, tmp_path / "out")
+    assert caught.value.where == "model.layers.1.mlp.up_proj.weight"
+
+
+def test_a_quantized_model_is_not_quantized_again(
+    tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]
+) -> None:
+    recipe = write_recipe(tmp_path, text)
+    once = run(recipe, tiny("llama", tied=True), tmp_path / "out").folder
+    with pytest.raises(CompressError, match="quantized already"):
+        run(recipe, once, tmp_path / "again")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compress.evaluation.metrics import Row, row
 
-_LOGITS = 1 << 22  # logits computed at a time, for each model
+_LOGITS = 1 << 20  # logits computed at a time, for each model
 
 Head = Callable[[Tensor], Tensor]
 

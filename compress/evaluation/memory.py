@@ -37,6 +37,13 @@ def return_large_blocks() -> None:
         mallopt(-3, 512 << 10)  # M_MMAP_THRESHOLD
 
 
+def give_back() -> None:
+    """Has the C library return what is free in its heap (glibc only): a tokenised text leaves 70 MB behind."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def current_rss_bytes() -> int:
     """Resident memory of this process now, mapped file pages included, in bytes."""
     return _status_bytes("VmRSS") or int(psutil.Process().memory_info().rss)

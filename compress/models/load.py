@@ -25,6 +25,8 @@ from compress.models.files import INDEX, SINGLE
 from compress.numerics import has_bf16_matrix_unit
 from compress.tables import resolve
 
+_DERIVED = ".rotary_emb.inv_freq"  # older checkpoints store it; the architecture computes it
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -61,6 +63,35 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise CompressError("no safetensors weights", where=str(folder))
     with safe_open(single, framework="pt", backend="pread") as handle:
         return Checkpoint(folder, dict.fromkeys(handle.keys(), single.name))
+
+
+def check_tensors(model: "StreamedModel", checkpoint: Checkpoint) -> None:
+    """Holds the headers of the weights against the architecture, before any work.
+
+    Raises:
+        CompressError: a tensor is missing, is not the architecture's, or has another shape or dtype than it should.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in model.skeleton.state_dict().items()}
+    head = f"{model.family.head}.weight"
+    if model.skeleton.config.tie_word_embeddings and head not in checkpoint.files:  # type: ignore[union-attr]
+        expected.pop(head)
+    odd = sorted(name for name in set(expected) ^ set(checkpoint.files) if not name.endswith(_DERIVED))
+    wrong = [f"{name} is {'missing' if name in expected else 'unknown'}" for name in odd]
+    for file in sorted(set(checkpoint.files.values())):
+        with safe_open(checkpoint.folder / file, framework="pt", backend="pread") as handle:
+            for name in sorted(set(expected) & set(handle.keys())):
+                found = handle.get_slice(name)
+                if tuple(found.get_shape()) != expected[name]:
+                    wrong.append(f"{name} is {found.get_shape()}, config.json says {list(expected[name])}")
+                elif found.get_dtype() not in ("BF16", "F16", "F32"):
+                    wrong.append(f"{name} is stored as {found.get_dtype()}")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise CompressError(
+            f"the weights are not those of the architecture: {'; '.join(wrong[:3])}{more}",
+            where=str(checkpoint.folder),
+            hint="check that config.json and the weights belong together and are not quantized already",
+        )
 
 
 def text_config(config: Mapping[str, Any], where: str) -> Any:
@@ -150,15 +181,12 @@ class StreamedModel:
 
     def _filled(self, module: nn.Module, name: str) -> nn.Module:
         filled = copy.deepcopy(module)
-        tensors = {k[len(name) + 1 :]: v.float() for k, v in self.reader(name).items()}
-        expected = set(filled.state_dict())
-        if set(tensors) != expected:
-            odd = sorted(set(tensors) ^ expected)
-            raise CompressError(
-                f"the checkpoint's tensors are not those of the architecture: {', '.join(odd[:4])}",
-                where=name,
-                hint="check that config.json and the weights belong together",
-            )
+        stored = self.reader(name).items()
+        tensors = {k[len(name) + 1 :]: v.float() for k, v in stored if not k.endswith(_DERIVED)}
+        assert set(tensors) == set(filled.state_dict()), f"{name}: check_tensors comes first"
+        for key, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise CompressError("a weight holds values that are not finite", where=f"{name}.{key}")
         filled.load_state_dict(tensors, assign=True)
         return filled.requires_grad_(False).eval()
 
