@@ -110,7 +110,7 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel) -
     calibration = {
         "dataset": data.dataset, "asked": data.asked, "reason": data.reason, "seq_len": settings.seq_len,
         "tokens": settings.samples * settings.seq_len if needs_data else 0,
-        "heldout": heldout_windows(settings.samples) * settings.seq_len,
+        "heldout": heldout_windows(settings.samples if needs_data else 0) * settings.seq_len,
     }  # fmt: skip
     plan = make_plan(
         file.recipe, shapes_of(model.skeleton, model.family, source.config), model.family, fmt,
@@ -428,7 +428,7 @@ def _windows(job: Job, words: Any, folder: Path, key: str) -> Windows:
     def generate(windows: int, seq_len: int, seed: int) -> torch.Tensor:
         return draw(_path(job.source).resolve(), first, windows, seq_len, seed, torch.get_num_threads())
 
-    heldout = heldout_windows(settings.samples)
+    heldout = job.plan.calibration["heldout"] // settings.seq_len
     if job.plan.statistics == "none":
         settings = settings.model_copy(update={"samples": 1})
     return load_windows(job.data, settings, words, heldout=heldout, generate=generate)
