@@ -19,7 +19,7 @@ from compress.errors import CompressError
 from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import Format
-from compress.models.files import INDEX, SINGLE
+from compress.models.files import INDEX, check_weights
 from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
 from compress.schemes import Scheme
 from compress.shards import StoredTensor, stored_tensors, write_checkpoint
@@ -54,12 +54,14 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_folder(folder: Path) -> None:
-    """Refuses a folder that holds something other than an artifact of ours.
+def check_folder(folder: Path, source: Path | None) -> None:
+    """Refuses a folder that holds something other than an artifact of ours, or lies in the model's own.
 
     Raises:
         CompressError: it is a file, or a folder that is not empty and has neither our lock nor our state.
     """
+    if source is not None and source.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise CompressError("the output lies in the model's folder", where=str(folder), hint="choose another --out")
     if folder.exists() and not folder.is_dir():
         raise CompressError("the output is a file, not a folder", where=str(folder), hint="choose another --out")
     ours = (folder / LOCK).is_file() or (folder / STATE / "key").is_file()
@@ -94,9 +96,14 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def is_done(folder: Path, key: str) -> bool:
-    """Whether the folder holds the verified artifact of a key."""
-    weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
-    return weights and read_lock(folder).get("stages", {}).get("compress") == key
+    """Whether the folder holds the verified artifact of a key, with whole weights."""
+    if read_lock(folder).get("stages", {}).get("compress") != key:
+        return False
+    try:
+        check_weights(folder)
+    except CompressError:
+        return False
+    return True
 
 
 def holds_state(folder: Path, key: str) -> bool:
@@ -110,28 +117,33 @@ def state_bytes(folder: Path) -> int:
     return sum(p.stat().st_size for p in (folder / STATE).glob("*") if p.is_file())
 
 
-def clear(folder: Path) -> None:
-    """Deletes what a run of another key left, so that no old proof stands beside new weights."""
+def clear_state(folder: Path) -> None:
+    """Empties the resumable state of another key, what makes it resumable first.
+
+    The old key stays until a new one replaces it: it says that the folder is ours.
+    """
+    state = folder / STATE
+    state.mkdir(exist_ok=True)
+    (state / "progress.json").unlink(missing_ok=True)
+    for path in state.iterdir():
+        if path.name != "key":
+            path.unlink()
+
+
+def remove_proof(folder: Path) -> None:
+    """Deletes lock and report, then the weights that they speak of: new weights never stand beside an old proof."""
     for path in (folder / LOCK, folder / "report.json", folder / INDEX, *folder.glob("model*.safetensors")):
         path.unlink(missing_ok=True)
-    remove_state(folder)
-    (folder / STATE).mkdir()
 
 
 def read_lock(folder: Path) -> dict[str, Any]:
-    """The artifact's lock; empty when there is none.
-
-    Raises:
-        CompressError: it is not JSON.
-    """
-    path = folder / LOCK
-    if not path.is_file():
-        return {}
+    """The artifact's lock; empty when there is none, or none that can be read: then nothing counts as done."""
     try:
-        lock: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise CompressError("the lock is not JSON", where=str(path), hint="delete the folder, run again") from error
-    return lock
+        lock = json.loads((folder / LOCK).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    whole = isinstance(lock, dict) and isinstance(lock.get("stages"), dict)
+    return dict(lock) if whole else {}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,12 +6,17 @@ Exit codes: 0 done; 2 a mistake that the message says how to mend; 1 a fault of 
 
 import argparse
 import dataclasses
+import errno
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+_MOST_THREADS = 1024
+_MACHINE_SAYS_NO = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG,
+}  # fmt: skip
 EPILOG = """\
 examples:
   compress run gptq-4bit --model smollm2-135m     make, verify and measure an artifact
@@ -71,12 +76,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CompressError as error:
         _say_error(error, options.json)
         return 2
+    except BrokenPipeError:  # whoever read our output has left; workers are asked through files, not pipes
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        if error.errno not in _MACHINE_SAYS_NO:
+            raise
+        hint = "mend that and run the same command again; what is finished is kept"
+        _say_error(
+            CompressError(error.strerror or str(error), where=str(error.filename or ""), hint=hint), options.json
+        )
+        return 2
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; what is finished is kept: the same command goes on from there\n")
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
 
 
 def _say_error(error: Any, as_json: bool) -> None:
@@ -172,14 +185,14 @@ def _quiet(threads: int | None) -> None:
     from compress.models.load import hush
 
     if threads is not None:
-        if threads < 1:
-            raise CompressError(f"--threads must be at least 1, not {threads}")
+        if not 1 <= threads <= _MOST_THREADS:
+            raise CompressError(f"--threads must be from 1 to {_MOST_THREADS}, not {threads}")
         torch.set_num_threads(threads)
     hush()
 
 
 class _Bars:
-    """Progress bars with time left, on standard error; one line for each stage."""
+    """Progress bars with time left, on standard error; plain lines where that is no terminal."""
 
     def __init__(self, silent: bool) -> None:
         from rich.console import Console
@@ -195,9 +208,11 @@ class _Bars:
         self._bars = Progress(
             TextColumn("{task.description:10}"), BarColumn(bar_width=30), MofNCompleteColumn(),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-            console=Console(stderr=True), disable=silent,
+            console=Console(stderr=True), disable=silent or not sys.stderr.isatty(),
         )  # fmt: skip
         self._tasks: dict[str, Any] = {}
+        self._lines = not silent and not sys.stderr.isatty()
+        self._said: set[tuple[str, int]] = set()
 
     def __enter__(self) -> "_Bars":
         self._bars.start()
@@ -208,6 +223,11 @@ class _Bars:
 
     def update(self, stage: str, done: int, total: int) -> None:
         """Shows that `done` of `total` parts of a stage are done."""
+        tenth = 10 * done // max(1, total)
+        if self._lines and (stage, tenth) not in self._said:
+            self._said.add((stage, tenth))
+            sys.stderr.write(f"{stage} {done}/{total}\n")
+            sys.stderr.flush()
         if stage not in self._tasks:
             self._tasks[stage] = self._bars.add_task(stage, total=total)
         for other, task in self._tasks.items():

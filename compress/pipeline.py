@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from compress import artifact, keys
 from compress.calibration.data import (
@@ -165,7 +166,7 @@ def run(
     progress("model", 0, 1)
     job = prepare(recipe, model, suite=suite)
     folder = out or Path("artifacts") / f"{job.source.name}--{job.recipe.name}"
-    artifact.check_folder(folder)
+    artifact.check_folder(folder, job.source.path)
     job = _fetch(_with_kept_data(job, folder), model)
     key = keys.compress_key(job.recipe.recipe, job.plan, job.source, job.data)
     windows, tokens_NT = _tokens(job, folder, key, evaluate)
@@ -173,7 +174,8 @@ def run(
     if windows is not None:
         _check_machine(job.plan, folder)
         with artifact.claimed(folder):
-            _make(job, windows, folder, key, progress)
+            if not _is_done(folder, key):  # another run may have ended meanwhile
+                _make(job, windows, folder, key, progress)
     progress("model", 1, 1)
     document = report.read(folder)
     if tokens_NT is not None:
@@ -187,13 +189,17 @@ def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress
     state = _open(job, windows, folder, key)
     rows, notes = _compress(job, windows, state, progress)
     lock = _close(job, windows, folder, state)
+    rows += _sizes(job, folder)
     progress("verify", 0, 1)
-    found = verify(
-        Request(
-            artifact=str(folder.resolve()), base=str(_path(job.source).resolve()), state=str(state.folder.resolve()),
-            tokens=windows.heldout_NT.tolist(), whole=False, threads=torch.get_num_threads(),
-        )
+    request = Request(
+        artifact=str(folder.resolve()), base=str(_path(job.source).resolve()), state=str(state.folder.resolve()),
+        tokens=windows.heldout_NT.tolist(), whole=False, threads=torch.get_num_threads(),
     )  # fmt: skip
+    try:
+        found = verify(request)
+    except CompressError:
+        artifact.clear_state(folder)  # what it holds led to this: the next run begins anew
+        raise
     progress("verify", 1, 1)
     document = report.build(
         artifact=_identity(job, folder, notes), base=_base_identity(job), verified=found, measurements=rows
@@ -205,14 +211,21 @@ def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress
 
 def _open(job: Job, windows: Windows, folder: Path, key: str) -> State:
     """The state that an earlier run of the same key left, or a new one; what it replaces is deleted first."""
-    if not artifact.holds_state(folder, key):
-        artifact.clear(folder)
-        replace(folder / artifact.STATE / "data.json", json.dumps(_data_document(job)).encode())
-        _keep(windows, folder)
-        replace(folder / artifact.STATE / "key", key.encode())
     tokens = (windows.tokens_NT, windows.heldout_NT)
     hidden_size = int(job.model.skeleton.config.hidden_size)  # type: ignore[arg-type, union-attr]
-    return open_state(folder / artifact.STATE, tokens, hidden_size, job.plan.statistics != "none")
+    where, statistics = folder / artifact.STATE, job.plan.statistics != "none"
+    if artifact.holds_state(folder, key):
+        state = open_state(where, tokens, hidden_size, statistics)
+        if state is not None:
+            return state
+    job.model.check_ends()
+    artifact.clear_state(folder)
+    replace(where / "data.json", json.dumps(_data_document(job)).encode())
+    _keep(windows, folder)
+    replace(where / "key", key.encode())
+    state = open_state(where, tokens, hidden_size, statistics)
+    assert state is not None
+    return state
 
 
 def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> tuple[list[Row], list[str]]:
@@ -249,6 +262,7 @@ def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> t
 
 def _close(job: Job, windows: Windows, folder: Path, state: State) -> dict[str, Any]:
     """Writes the checkpoint and what was asked and done; the lock, not yet written."""
+    artifact.remove_proof(folder)
     schemes = job.plan.schemes()
     ignore = [row.name for row in job.plan.rows if row.scheme is None]
     artifact.assemble(folder, _path(job.source), job.source.config, state, job.format.config(schemes, ignore))
@@ -334,25 +348,28 @@ def _fidelity(
     job: Job, folder: Path, document: dict[str, Any], tokens_NT: torch.Tensor, conditions: dict[str, Any],
     progress: Progress,
 ) -> dict[str, Any]:  # fmt: skip
-    """Sizes, perplexity and divergence on the suite's text."""
-    base = _path(job.source)
+    """Perplexity and divergence on the suite's text."""
+    rows = measure_fidelity(
+        _path(job.source), folder, tokens_NT.tolist(), task=job.suite.text.name, conditions=conditions,
+        threads=torch.get_num_threads(), progress=lambda done, total: progress("fidelity", done, total),
+    )  # fmt: skip
+    made = {"heldout", "walk", "speed", "checkpoint"}  # the tasks of other stages' rows
+    return _with_rows(document, rows, lambda r: r["task"] not in made and r["metric"] != "block_error")
+
+
+def _sizes(job: Job, folder: Path) -> list[Row]:
+    """Bytes and bits of base and artifact."""
     coded = [r for r in job.plan.rows if r.scheme]
     bits = 8 * sum(r.bytes_before for r in coded) / sum(r.shape[0] * r.shape[1] for r in coded)
     kv = job.plan.kv_bytes_per_token
-    rows = [
-        row("size_bytes", "base", "checkpoint", artifact.checkpoint_bytes(base)),
+    return [
+        row("size_bytes", "base", "checkpoint", artifact.checkpoint_bytes(_path(job.source))),
         row("size_bytes", "artifact", "checkpoint", artifact.checkpoint_bytes(folder)),
         row("bpw", "base", "checkpoint", bits),
         row("bpw", "artifact", "checkpoint", job.plan.bpw),
         row("kv_bytes_per_token", "base", "checkpoint", kv),
         row("kv_bytes_per_token", "artifact", "checkpoint", kv),
     ]
-    rows += measure_fidelity(
-        base, folder, tokens_NT.tolist(), task=job.suite.text.name, conditions=conditions,
-        threads=torch.get_num_threads(), progress=lambda done, total: progress("fidelity", done, total),
-    )  # fmt: skip
-    made = {"heldout", "walk", "speed"}  # the tasks of other stages' rows
-    return _with_rows(document, rows, lambda r: r["task"] not in made and r["metric"] != "block_error")
 
 
 def _speed(job: Job, folder: Path, document: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -392,11 +409,19 @@ def _publish(job: Job, folder: Path, document: dict[str, Any], lock: dict[str, A
     artifact.write_json(folder / artifact.LOCK, lock)
 
 
+def _is_done(folder: Path, key: str) -> bool:
+    """Whether the artifact of a key is there with a report that can be read."""
+    try:
+        return artifact.is_done(folder, key) and bool(report.read(folder))
+    except CompressError:
+        return False
+
+
 def _tokens(job: Job, folder: Path, key: str, evaluate: bool) -> tuple[Windows | None, torch.Tensor | None]:
     """What the walk needs, None when it is done; the suite's windows [N, T], None without evaluation."""
     words = tokenizer(_path(job.source))
     tokens_NT = _suite_tokens(job, words) if evaluate else None
-    windows = None if artifact.is_done(folder, key) else _windows(job, words, folder, key)
+    windows = None if _is_done(folder, key) else _windows(job, words, folder, key)
     return windows, tokens_NT
 
 
@@ -420,8 +445,11 @@ def _windows(job: Job, words: Any, folder: Path, key: str) -> Windows:
     """Calibration and held-out tokens: those of the interrupted run of this key, else made now."""
     kept = folder / artifact.STATE / "windows.safetensors"
     if artifact.holds_state(folder, key) and kept.is_file():
-        tensors, about = load_file(kept), json.loads((kept.with_suffix(".json")).read_text())
-        return Windows(tensors["tokens"], tensors["heldout"], about["sha256"], about["counts"])
+        try:
+            tensors, about = load_file(kept), json.loads((kept.with_suffix(".json")).read_text())
+            return Windows(tensors["tokens"], tensors["heldout"], about["sha256"], about["counts"])
+        except (OSError, ValueError, KeyError, SafetensorError):
+            artifact.clear_state(folder)  # damaged: the run begins anew
     settings = job.recipe.recipe.calibration
     first = next((t for t in (words.bos_token_id, words.eos_token_id) if t is not None), 0)
 
@@ -437,7 +465,7 @@ def _windows(job: Job, words: Any, folder: Path, key: str) -> Windows:
 def _keep(windows: Windows, folder: Path) -> None:
     """Keeps the tokens beside the state: text drawn from a model is not drawn twice."""
     path = folder / artifact.STATE / "windows.safetensors"
-    save_file({"tokens": windows.tokens_NT, "heldout": windows.heldout_NT}, path)
+    replace(path, save({"tokens": windows.tokens_NT, "heldout": windows.heldout_NT}))
     about = {"sha256": windows.sha256, "counts": windows.counts}
     replace(path.with_suffix(".json"), json.dumps(about).encode())
 
@@ -453,7 +481,10 @@ def _data_document(job: Job) -> dict[str, Any]:
 def _with_kept_data(job: Job, folder: Path) -> Job:
     """What `auto` resolved to when this artifact was begun or made is kept, not asked again."""
     begun = folder / artifact.STATE / "data.json"
-    kept = json.loads(begun.read_text()) if begun.is_file() else artifact.read_lock(folder).get("data", {})
+    try:
+        kept = json.loads(begun.read_bytes())
+    except (OSError, ValueError):
+        kept = artifact.read_lock(folder).get("data", {})
     settings = job.recipe.recipe.calibration
     if settings.dataset != "auto" or kept.get("settings") != settings.model_dump() or job.data.asked == "none":
         return job
@@ -495,6 +526,8 @@ def _check_machine(plan: Plan, folder: Path) -> None:
 
 def _identity(job: Job, folder: Path, notes: list[str]) -> dict[str, Any]:
     kinds = dict.fromkeys(row.scheme.text for row in job.plan.rows if row.scheme)
+    if job.source.kind == "package":
+        notes = ["the base was unpacked from a GGUF file of a package: its weights were rounded once already", *notes]
     return {
         "name": folder.name, "recipe": job.recipe.name, "method": [s.method for s in job.recipe.recipe.steps],
         "scheme": list(kinds), "format": job.format.name, "notes": [*job.plan.notes, *notes],

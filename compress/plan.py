@@ -109,6 +109,8 @@ def make_plan(
         draft.refusals.append(
             f"calibration.seq_len {calibration['seq_len']} is longer than the model's {shapes.max_position} positions"
         )
+    if shapes.block_count < 1:
+        draft.refusals.append("the model has no blocks")
     if not coded:
         draft.refusals.append("no weight would be quantized; look at `ignore` and `overrides`")
     before = shapes.param_bytes * shapes.other_params + sum(row.bytes_before for row in rows)
@@ -261,7 +263,7 @@ def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: bool, 
     """Peak resident bytes of the walk: the program, a block (stored and float32), its statistics."""
     inside = [shape for name, shape in shapes.linears if "lm_head" not in name]
     block_params = sum(o * i for o, i in inside) // max(1, shapes.block_count)
-    solve = max((5 * 4 * i * i if statistics else 0) + 24 * o * i for o, i in inside)
+    solve = max(((5 * 4 * i * i if statistics else 0) + 24 * o * i for o, i in inside), default=0)
     held = suspended_bytes(shapes, calibration) if statistics and sequential else 0
     embedding = 2 * shapes.vocab_size * shapes.hidden_size
     head = 4 * shapes.vocab_size * (shapes.hidden_size + 4 * 64)

@@ -85,7 +85,7 @@ def _check_blocks(folder: Path, model: StreamedModel, tokens_HT: Tensor, state: 
     def compare(index: int, hidden_HTD: Tensor) -> None:
         with safe_open(state / f"block-{index:05d}.safetensors", framework="pt", backend="pread") as file:
             trace_HD = file.get_tensor(TRACE)
-        error = float((hidden_HTD[:, -1] - trace_HD).norm() / trace_HD.norm())
+        error = float((hidden_HTD[:, -1] - trace_HD).norm() / trace_HD.norm().clamp_min(1e-30))
         if not error <= TOLERANCE:  # also when it is not a number
             raise _differs(f"{model.block_name(index)} gives other outputs from disk: error {error:.2g}", folder)
         errors.append(error)

@@ -48,12 +48,17 @@ def call(
             [sys.executable, "-m", module], stdin=asked, stdout=answered, stderr=subprocess.PIPE,
             encoding="utf-8", errors="replace", env=_environment(request.get("threads")),
         ) as worker:  # fmt: skip
-            for line in worker.stderr or ():
-                done, _, total = line.strip().partition(" ")
-                if progress and done.isdecimal() and total.isdecimal():
-                    progress(int(done), int(total))
-                else:
-                    said.append(line.rstrip())
+            try:
+                for line in worker.stderr or ():
+                    done, _, total = line.strip().partition(" ")
+                    if progress and done.isdecimal() and total.isdecimal():
+                        progress(int(done), int(total))
+                    else:
+                        said.append(line.rstrip())
+                worker.wait()
+            finally:  # an interrupted caller leaves no worker behind
+                if worker.poll() is None:
+                    worker.kill()
         answered.seek(0)
         lines = answered.read().strip().splitlines()
     if worker.returncode == 0 and lines:

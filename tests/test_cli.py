@@ -156,7 +156,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "an unknown suite": (
         ["plan", "RECIPE", "--model", "MODEL", "--suite", "embeded"], ["did you mean 'embedded'"],
     ),
-    "no threads": (["run", "RECIPE", "--model", "MODEL", "--threads", "0"], ["--threads must be at least 1"]),
+    "no threads": (["run", "RECIPE", "--model", "MODEL", "--threads", "0"], ["--threads must be from 1 to"]),
     "no report": (["report", "nowhere"], ["No report", "nowhere"]),
     "a refused plan": (
         ["run", "REFUSED", "--model", "MODEL"], ["group_size 96 does not divide", "[64, 32, 16]"],

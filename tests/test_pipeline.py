@@ -298,3 +298,90 @@ def test_a_quantized_model_is_not_quantized_again(
     once = run(recipe, tiny("llama", tied=True), tmp_path / "out").folder
     with pytest.raises(CompressError, match="quantized already"):
         run(recipe, once, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:100])),
+        ("report.json", lambda path: path.unlink()),
+        ("report.json", lambda path: path.write_text("{")),
+        ("lock.json", lambda path: path.write_text("[]")),
+        ("lock.json", lambda path: path.write_bytes(b"\xff\xfe")),
+        ("lock.json", lambda path: path.write_text('{"stages": null}')),
+    ],
+)
+def test_a_damaged_artifact_is_made_again(
+    file: str, damage: Any, tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]
+) -> None:
+    model, recipe, out = tiny("llama", tied=True), write_recipe(tmp_path, text), tmp_path / "out"
+    run(recipe, model, out)
+    weights = (out / "model.safetensors").read_bytes()
+    damage(out / file)
+    assert run(recipe, model, out).report["verified"]["blocks"] == 2
+    assert (out / "model.safetensors").read_bytes() == weights
+    assert len(verify_here) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("progress.json", lambda path: path.write_text("{")),
+        ("progress.json", lambda path: path.write_text("{}")),
+        ("block-00000.safetensors", lambda path: path.write_bytes(path.read_bytes()[:50])),
+        ("block-00001.safetensors", lambda path: path.unlink()),
+        ("heldout.base.0", lambda path: path.unlink()),
+        ("calibration.0", lambda path: path.write_bytes(b"short")),
+        ("windows.safetensors", lambda path: path.write_bytes(b"short")),
+        ("windows.json", lambda path: path.unlink()),
+        ("data.json", lambda path: path.write_text("{")),
+    ],
+)
+def test_a_damaged_state_begins_anew(
+    file: str, damage: Any, tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any], monkeypatch: Any
+) -> None:
+    model, recipe = tiny("llama", tied=True), write_recipe(tmp_path, text)
+    weights = (run(recipe, model, tmp_path / "whole").folder / "model.safetensors").read_bytes()
+
+    def dies(request: Request) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "verify", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, model, tmp_path / "out")
+    damage(tmp_path / "out" / STATE / file)
+    assert (run(recipe, model, tmp_path / "out").folder / "model.safetensors").read_bytes() == weights
+
+
+def test_a_failing_run_leaves_the_finished_artifact(
+    tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]
+) -> None:
+    recipe, out = write_recipe(tmp_path, text), tmp_path / "out"
+    run(recipe, tiny("llama", tied=True), out)
+    before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    broken = tmp_path / "model"
+    shutil.copytree(tiny("llama", tied=True), broken)
+    spoil(broken, lambda t: t["model.layers.0.mlp.up_proj.weight"].fill_(float("inf")))
+    with pytest.raises(CompressError, match="not finite"):
+        run(recipe, broken, out)
+    assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
+
+
+def test_the_output_may_not_lie_in_the_models_folder(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    model = tiny("llama", tied=True)
+    with pytest.raises(CompressError, match="lies in the model's folder"):
+        run(write_recipe(tmp_path, text), model, model / "sub")
+    assert not (model / "sub").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_act": "zork"}, {"num_attention_heads": 0}, {"hidden_size": "64"}, {"num_hidden_layers": 0}]
+)
+def test_a_config_that_describes_no_model(change: Any, tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("llama", tied=True), model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(CompressError, match=r"config\.json does not describe a model|no blocks"):
+        run(write_recipe(tmp_path, text), model, tmp_path / "out")

@@ -73,6 +73,11 @@ class Chain:
         finally:
             os.close(descriptor)
 
+    def is_whole(self) -> bool:
+        """Whether the current file has the length that it should."""
+        path = self._file(self.parity)
+        return path.is_file() and path.stat().st_size == self.shape[0] * self._row_bytes
+
     def sync(self) -> None:
         """Forces both files to the disk, before the record that makes one of them current."""
         for path in filter(Path.exists, (self._file(0), self._file(1))):

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from greenlet import greenlet
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -267,8 +268,8 @@ class State:
         return (self.folder / "progress.json").is_file()
 
 
-def open_state(folder: Path, windows: tuple[Tensor, Tensor], hidden_size: int, statistics: bool) -> State:
-    """The state in `folder`, as far as an earlier run got.
+def open_state(folder: Path, windows: tuple[Tensor, Tensor], hidden_size: int, statistics: bool) -> State | None:
+    """The state in `folder`, as far as an earlier run got; None when what it left is damaged.
 
     Args:
         windows: calibration and held-out tokens, int64 [N, T] and [H, T].
@@ -285,10 +286,18 @@ def open_state(folder: Path, windows: tuple[Tensor, Tensor], hidden_size: int, s
         else None,
     )
     if state.started:
-        record = json.loads((folder / "progress.json").read_text())
-        state.blocks, state.cost = record["blocks"], record["cost"]
-        for chain in state.chains():
-            chain.parity = record["parity"]
+        try:
+            record = json.loads((folder / "progress.json").read_bytes())
+            state.blocks, state.cost = record["blocks"], record["cost"]
+            for chain in state.chains():
+                chain.parity = record["parity"]
+            whole = all(chain.is_whole() for chain in state.chains())
+            for index in range(len(state.blocks)):
+                with safe_open(state.block_file(index), framework="pt", backend="pread") as file:
+                    whole = whole and TRACE in file.keys()  # noqa: SIM118  # not a mapping
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            return None
+        return state if whole else None
     return state
 
 

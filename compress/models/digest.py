@@ -20,7 +20,8 @@ def folder_digest(folder: Path) -> str:
 def _file_digest(path: Path) -> str:
     real = path.resolve()
     stat = real.stat()
-    stamp = hashlib.sha256(f"{real}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()
+    known = (str(real), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    stamp = hashlib.sha256(repr(known).encode()).hexdigest()
     remembered = cache_dir() / "digests" / f"{stamp}.json"
     if remembered.is_file():
         return str(json.loads(remembered.read_text()))

@@ -10,6 +10,7 @@ Left out: checkpoints whose tensor names differ from their modules' names; remot
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,9 +106,26 @@ def text_config(config: Mapping[str, Any], where: str) -> Any:
     model_type = config.get("model_type", "")
     family(model_type, where)
     settings = {k: v for k, v in config.items() if k not in ("model_type", "quantization_config", "dtype")}
-    made = AutoConfig.for_model(model_type, **settings)
+    with _readable_config(where):
+        made = AutoConfig.for_model(model_type, **settings)
     made._attn_implementation = "sdpa"
     return made
+
+
+@contextmanager
+def _readable_config(where: str) -> Iterator[None]:
+    """What transformers says of a config that makes no model, as ours."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    mistakes = (
+        ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, IndexError, RuntimeError,
+        StrictDataclassError,
+    )  # fmt: skip
+    try:
+        yield
+    except mistakes as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CompressError(f"config.json does not describe a model: {said}", where=where) from error
 
 
 def family(model_type: str, where: str) -> ModelFamily:
@@ -128,7 +146,7 @@ def skeleton(config: Mapping[str, Any], where: str) -> nn.Module:
 
     auto: Any = AutoModelForCausalLM  # its own types are partly wrong
     made = text_config(config, where)
-    with init_empty_weights(include_buffers=False):
+    with _readable_config(where), init_empty_weights(include_buffers=False):
         model: nn.Module = auto.from_config(made, dtype=torch.float32)
     return model.eval()
 
@@ -214,6 +232,17 @@ class StreamedModel:
             with torch.no_grad():
                 hidden_BTD = inner(input_ids=rows_BT, use_cache=False).last_hidden_state
             yield hidden_BTD, calls
+
+    def check_ends(self) -> None:
+        """Reads embedding, norm and head once, one at a time.
+
+        Raises:
+            CompressError: one holds values that are not finite (blocks are held to that as they are read).
+        """
+        for part in (self.family.embedding, self.family.norm, self.family.head):
+            for name, tensor in self.reader(part).items():
+                if not bool(torch.isfinite(tensor).all()):
+                    raise CompressError("a weight holds values that are not finite", where=name)
 
     def head(self) -> nn.Module:
         """The model from the last block's output on: norm, projection and whatever the family adds.
@@ -316,7 +345,7 @@ def tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CompressError(
             "the tokenizer cannot be loaded: " + str(error).strip().split("\n", 1)[0],
             where=str(folder),
