@@ -117,7 +117,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from compress.pipeline import prepare
+    from compress.job import prepare
     from compress.plan_text import plan_text
 
     _quiet(None)

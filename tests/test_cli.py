@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import MakeTiny
 
-from compress import cli, pipeline
+from compress import cli, job, pipeline
 from compress.recipe import recipe_names
 
 RECIPE = """version: 1
@@ -249,7 +249,7 @@ def test_a_fault_of_ours_keeps_its_traceback(recipe: str, monkeypatch: pytest.Mo
     def broken(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("invariant")
 
-    monkeypatch.setattr(pipeline, "prepare", broken)
+    monkeypatch.setattr(job, "prepare", broken)
     with pytest.raises(AssertionError, match="invariant"):
         cli.main(["plan", recipe, "--model", "llama3-8b"])
 

@@ -39,10 +39,10 @@ models.files models.hub_files models.packaged models.source models.load models.s
 calibration calibration.files calibration.tokens calibration.embedded calibration.hub_sets calibration.data
 calibration.chain calibration.stats calibration.walk
 recipe plan plan_text
-shards artifact keys
+shards artifact
 runtimes runtimes.hf runtimes.draw
 evaluation.stream evaluation.suite evaluation.fidelity evaluation.worker evaluation.speed evaluation.report
-verify pipeline __init__
+verify keys job windows measure pipeline __init__
 cli __main__
 """.split()  # noqa: SIM905  # a page of names reads better without quotes
 MODULES = ["compress" if name == "__init__" else f"compress.{name}" for name in ORDER]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from compress import pipeline
+from compress import job, pipeline
 from compress.artifact import STATE, claimed, open_artifact, read_lock
 from compress.errors import CompressError
 from compress.evaluation.report import read
@@ -210,7 +210,7 @@ def test_what_auto_became_is_not_asked_again(
     model, out = tiny("llama", tied=True), tmp_path / "out"
     run(str(path), model, out)
     assert read_lock(out)["data"]["dataset"] == "embedded"
-    monkeypatch.setattr(pipeline, "resolve_dataset", lambda settings: pipeline.ResolvedData("c4", "auto", "", None))
+    monkeypatch.setattr(job, "resolve_dataset", lambda settings: job.ResolvedData("c4", "auto", "", None))
     monkeypatch.setattr(pipeline, "walk", None)
     assert run(str(path), model, out).report["verified"]["blocks"] == 2
 

@@ -11,11 +11,11 @@ from conftest import MakeTiny
 
 from compress.formats.compressed_tensors import COMPRESSED_TENSORS
 from compress.formats.dense import DENSE
+from compress.job import prepare
 from compress.models.family import ModelFamily
 from compress.models.llama import LLAMA
 from compress.models.phi3 import PHI3
 from compress.models.shapes import ModelShapes
-from compress.pipeline import prepare
 from compress.plan import Plan, make_plan, matches
 from compress.plan_text import folded, plan_text, show_bytes
 from compress.recipe import parse

@@ -8,7 +8,7 @@ import torch
 from conftest import MakeTiny
 from safetensors import safe_open
 
-from compress import pipeline
+from compress import job, pipeline
 from compress.verify import Request
 
 
@@ -54,7 +54,7 @@ def compress(folder: Path, step: str, tmp_path: Path) -> tuple[dict[str, Any], P
         f"version: 1\nsummary: s\nsteps: [{head}]\n"
         f"calibration: {{dataset: embedded, samples: 8, seq_len: 32}}\n{rest}\n"
     )
-    plan = pipeline.prepare(str(recipe), str(folder)).plan
+    plan = job.prepare(str(recipe), str(folder)).plan
     out = pipeline.run(str(recipe), str(folder), tmp_path / "out", evaluate=False, progress=lambda *_: None)
     return plan.document(), out.folder
 

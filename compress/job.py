@@ -1,0 +1,152 @@
+"""A job: a recipe resolved against a model and its data, before any weights are read; then with its weights."""
+
+import json
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress import artifact
+from compress.calibration.data import (
+    ResolvedData,
+    resolve_dataset,
+)
+from compress.errors import CompressError
+from compress.evaluation.suite import Suite, load_suite
+from compress.formats import FORMATS
+from compress.formats.base import Format
+from compress.models.load import (
+    Reader,
+    StreamedModel,
+    check_tensors,
+    open_checkpoint,
+    open_model,
+    plain_reader,
+)
+from compress.models.shapes import shapes_of
+from compress.models.source import Source
+from compress.models.source import resolve as resolve_model
+from compress.plan import Plan, make_plan
+from compress.recipe import RecipeFile, load, method_of
+from compress.tables import resolve
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe resolved against a model: everything that is known before weights are read."""
+
+    recipe: RecipeFile
+    source: Source
+    plan: Plan
+    data: ResolvedData
+    suite: Suite
+    model: StreamedModel
+    format: Format
+
+
+def prepare(recipe: str, model: str, *, suite: str | None = None) -> Job:
+    """Resolves recipe, model and data into a plan; no weights are read or downloaded.
+
+    Args:
+        recipe: a shipped recipe's name, or a path.
+        model: an alias, a hub id or a folder.
+        suite: in place of the recipe's.
+    """
+    file = load(recipe)
+    chosen = load_suite(suite or file.recipe.evaluate.suite)
+    source = resolve_model(model, weights=False)
+    return _job(file, source, chosen, _plain_model(source, _no_weights))
+
+
+def _plain_model(source: Source, reader: Reader | None) -> StreamedModel:
+    return open_model(source.path or Path(), source.config, reader, where=str(source.path or source.name))
+
+
+def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel) -> Job:
+    if source.config.get("quantization_config"):
+        method = source.config["quantization_config"].get("quant_method", "unknown")
+        raise CompressError(
+            f"the model is quantized already (quant_method: {method})",
+            where=str(source.path or source.name),
+            hint="give the original model",
+        )
+    settings = file.recipe.calibration
+    needs_data = any(method_of(step).statistics for step in file.recipe.steps)
+    data = resolve_dataset(settings) if needs_data else _no_data()
+    fmt = resolve(FORMATS, file.recipe.format, kind="format")
+    calibration = {
+        "dataset": data.dataset, "asked": data.asked, "reason": data.reason, "seq_len": settings.seq_len,
+        "tokens": settings.samples * settings.seq_len if needs_data else 0,
+        "heldout": heldout_windows(settings.samples if needs_data else 0) * settings.seq_len,
+    }  # fmt: skip
+    plan = make_plan(
+        file.recipe, shapes_of(model.skeleton, model.family, source.config), model.family, fmt,
+        names=(source.name, file.name), calibration=calibration, suite=suite.name,
+    )  # fmt: skip
+    return Job(file, source, plan, data, suite, model, fmt)
+
+
+def fetch(job: Job, name: str) -> Job:
+    """The job with the model's weights here; planned again where its real config is not the one foreseen.
+
+    Raises:
+        CompressError: the plan refuses (before any weights are fetched), or the weights cannot be had.
+    """
+    _refuse(job.plan)
+    source = resolve_model(name, weights=True)
+    if source.config == job.source.config:
+        reader = plain_reader(open_checkpoint(weights_folder(source)))
+        job = replace_fields(job, source=source, model=replace_fields(job.model, reader=reader))
+    else:
+        job = _job(job.recipe, source, job.suite, _plain_model(source, None))
+        _refuse(job.plan)
+    check_tensors(job.model, open_checkpoint(weights_folder(source)))
+    return job
+
+
+def _refuse(plan: Plan) -> None:
+    if plan.refusals:
+        raise CompressError("; ".join(plan.refusals), where=f"{plan.recipe} on {plan.model}")
+
+
+def heldout_windows(samples: int) -> int:
+    """Windows held out beside so many for calibration: an eighth, at least 4 and at most 16."""
+    return min(16, max(4, samples // 8))
+
+
+def with_kept_data(job: Job, folder: Path) -> Job:
+    """What `auto` resolved to when this artifact was begun or made is kept, not asked again."""
+    begun = folder / artifact.STATE / "data.json"
+    try:
+        kept = json.loads(begun.read_bytes())
+    except (OSError, ValueError):
+        kept = artifact.read_lock(folder).get("data", {})
+    settings = job.recipe.recipe.calibration
+    if settings.dataset != "auto" or kept.get("settings") != settings.model_dump() or job.data.asked == "none":
+        return job
+    data = ResolvedData(kept["dataset"], kept["asked"], kept["reason"], kept["source_sha256"])
+    calibration = {**job.plan.calibration, "dataset": data.dataset, "reason": data.reason}
+    return replace_fields(job, data=data, plan=replace_fields(job.plan, calibration=calibration))
+
+
+def data_document(job: Job) -> dict[str, Any]:
+    settings = job.recipe.recipe.calibration.model_dump()
+    return {
+        "settings": settings, "asked": job.data.asked, "dataset": job.data.dataset, "reason": job.data.reason,
+        "source_sha256": job.data.sha256,
+    }  # fmt: skip
+
+
+def _no_data() -> ResolvedData:
+    return ResolvedData(dataset="embedded", asked="none", reason="the method needs no data", sha256=None)
+
+
+def _no_weights(prefix: str) -> dict[str, torch.Tensor]:
+    raise AssertionError(f"planning reads no weights, asked for {prefix}")
+
+
+def weights_folder(source: Source) -> Path:
+    assert source.path is not None, "weights were asked for"
+    return source.path

@@ -1,0 +1,86 @@
+"""A job's tokens: calibration and held-out windows, and the suite's; all read before any work begins."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from compress import artifact
+from compress.calibration.data import (
+    Windows,
+    embedded_text,
+    evaluation_windows,
+    load_windows,
+)
+from compress.errors import CompressError
+from compress.evaluation import report
+from compress.files import replace
+from compress.job import Job, weights_folder
+from compress.models.load import (
+    tokenizer,
+)
+from compress.runtimes.draw import draw
+
+
+def tokens_of(job: Job, folder: Path, key: str, evaluate: bool) -> tuple[Windows | None, torch.Tensor | None]:
+    """What the walk needs, None when it is done; the suite's windows [N, T], None without evaluation."""
+    words = tokenizer(weights_folder(job.source))
+    tokens_NT = _suite_tokens(job, words) if evaluate else None
+    windows = None if is_done(folder, key) else _windows(job, words, folder, key)
+    return windows, tokens_NT
+
+
+def is_done(folder: Path, key: str) -> bool:
+    """Whether the artifact of a key is there with a report that can be read."""
+    try:
+        return artifact.is_done(folder, key) and bool(report.read(folder))
+    except CompressError:
+        return False
+
+
+def _suite_tokens(job: Job, words: Any) -> torch.Tensor:
+    """The suite's windows [N, T], read before any work so that what is wrong with them is said then."""
+    wanted = job.suite.text
+    longest = int(job.source.config.get("max_position_embeddings") or wanted.seq_len)
+    if wanted.seq_len > longest:
+        raise CompressError(f"the suite's seq_len {wanted.seq_len} is longer than the model's {longest} positions")
+    if wanted.dataset == "embedded":
+        text = embedded_text("evaluation")
+    else:
+        path = Path(wanted.dataset.removeprefix("file:")).expanduser()
+        if not wanted.dataset.startswith("file:") or not path.is_file():
+            raise CompressError(f"the suite's text {wanted.dataset!r} is neither `embedded` nor `file:PATH` of a file")
+        text = path.read_text(encoding="utf-8")
+    return evaluation_windows(words, text, windows=wanted.windows, seq_len=wanted.seq_len)
+
+
+def _windows(job: Job, words: Any, folder: Path, key: str) -> Windows:
+    """Calibration and held-out tokens: those of the interrupted run of this key, else made now."""
+    kept = folder / artifact.STATE / "windows.safetensors"
+    if artifact.holds_state(folder, key) and kept.is_file():
+        try:
+            tensors, about = load_file(kept), json.loads((kept.with_suffix(".json")).read_text())
+            return Windows(tensors["tokens"], tensors["heldout"], about["sha256"], about["counts"])
+        except (OSError, ValueError, KeyError, SafetensorError):
+            artifact.clear_state(folder)  # damaged: the run begins anew
+    settings = job.recipe.recipe.calibration
+    first = next((t for t in (words.bos_token_id, words.eos_token_id) if t is not None), 0)
+
+    def generate(windows: int, seq_len: int, seed: int) -> torch.Tensor:
+        return draw(weights_folder(job.source).resolve(), first, windows, seq_len, seed, torch.get_num_threads())
+
+    heldout = job.plan.calibration["heldout"] // settings.seq_len
+    if job.plan.statistics == "none":
+        settings = settings.model_copy(update={"samples": 1})
+    return load_windows(job.data, settings, words, heldout=heldout, generate=generate)
+
+
+def keep_windows(windows: Windows, folder: Path) -> None:
+    """Keeps the tokens beside the state: text drawn from a model is not drawn twice."""
+    path = folder / artifact.STATE / "windows.safetensors"
+    replace(path, save({"tokens": windows.tokens_NT, "heldout": windows.heldout_NT}))
+    about = {"sha256": windows.sha256, "counts": windows.counts}
+    replace(path.with_suffix(".json"), json.dumps(about).encode())
