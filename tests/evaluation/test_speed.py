@@ -192,6 +192,16 @@ def test_what_the_worker_refuses_is_our_error(folder: Path) -> None:
         speed._run_worker("artifact", request)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"threads": 0}, "at least 1"),
+        ({"repeats": 0}, "at least 1"),
+        ({"grid": [Point(0, 1, 1)]}, "at least 1"),
+        ({"grid": [Point(1, 1, 1), Point(1, 1, 1)]}, "twice"),
+        ({"runtime": "hff"}, "'hf'"),
+    ],
+)
 def test_impossible_requests(folder: Path, change: dict[str, object], words: str) -> None:
     with pytest.raises(CompressError, match=words):
         speed.measure(folder, folder, **{"threads": 1, **change})  # type: ignore[arg-type]
