@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,10 +145,11 @@ def _print_report(document: dict[str, Any]) -> None:
     print(f"{document['artifact']['name']}: {', '.join(document['artifact']['scheme'])}")
     print(summary_table(document))
     if verified:
-        whole = "; plain transformers loads it and gives the same logits" if "logit_error" in verified else ""
-        print(f"verified: {verified['blocks']} blocks reopened, largest error {verified['max_error']:.1e}{whole}")
+        print(f"verified: {verified['blocks']} blocks reopened, largest error {verified['max_error']:.1e}")
+    if "logit_error" in verified:
+        print("verified: plain transformers loads it and gives the same logits")
     for note in document["artifact"]["notes"]:
-        print(f"note: {note}")
+        print("\n".join(textwrap.wrap(f"note: {note}", 80, subsequent_indent="      ")))
 
 
 def _recipes(options: argparse.Namespace) -> int:
