@@ -57,14 +57,15 @@ def prepare(recipe: str, model: str, *, suite: str | None = None) -> Job:
     file = load(recipe)
     chosen = load_suite(suite or file.recipe.evaluate.suite)
     source = resolve_model(model, weights=False)
-    return _job(file, source, chosen, _plain_model(source, _no_weights))
+    return _job(file, source, chosen, _plain_model(source, _no_weights), data=None)
 
 
 def _plain_model(source: Source, reader: Reader | None) -> StreamedModel:
     return open_model(source.path or Path(), source.config, reader, where=str(source.path or source.name))
 
 
-def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel) -> Job:
+def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, data: ResolvedData | None) -> Job:
+    """The plan of a recipe for a model; `data` is what calibration resolved to already, None to resolve it."""
     if source.config.get("quantization_config"):
         method = source.config["quantization_config"].get("quant_method", "unknown")
         raise CompressError(
@@ -74,7 +75,7 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel) -
         )
     settings = file.recipe.calibration
     needs_data = any(method_of(step).statistics for step in file.recipe.steps)
-    data = resolve_dataset(settings) if needs_data else _no_data()
+    data = data or (resolve_dataset(settings) if needs_data else _no_data())
     fmt = resolve(FORMATS, file.recipe.format, kind="format")
     calibration = {
         "dataset": data.dataset, "asked": data.asked, "reason": data.reason, "seq_len": settings.seq_len,
@@ -100,7 +101,7 @@ def fetch(job: Job, name: str) -> Job:
         reader = plain_reader(open_checkpoint(weights_folder(source)))
         job = replace_fields(job, source=source, model=replace_fields(job.model, reader=reader))
     else:
-        job = _job(job.recipe, source, job.suite, _plain_model(source, None))
+        job = _job(job.recipe, source, job.suite, _plain_model(source, None), job.data)
         _refuse(job.plan)
     check_tensors(job.model, open_checkpoint(weights_folder(source)))
     return job

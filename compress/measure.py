@@ -41,7 +41,9 @@ def evaluate(
         ),
         (
             "speed",
-            keys.stage_key([compress, points, torch.get_num_threads(), speed.cpu_name()], "evaluation/speed.py"),
+            keys.stage_key(
+                [compress, points, torch.get_num_threads(), speed.cpu_name()], "evaluation/speed.py", "runtimes/hf.py"
+            ),
             lambda: _speed(job, folder, document, progress),
         ),
     ]

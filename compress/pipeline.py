@@ -28,7 +28,7 @@ from compress.models.load import (
 )
 from compress.plan import Plan
 from compress.recipe import method_of
-from compress.verify import Request, verify
+from compress.verify import Request, Unverified, verify
 from compress.windows import is_done, keep_windows, tokens_of
 
 
@@ -90,7 +90,7 @@ def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress
     )  # fmt: skip
     try:
         found = verify(request)
-    except CompressError:
+    except Unverified:
         artifact.clear_state(folder)  # what it holds led to this: the next run begins anew
         raise
     progress("verify", 1, 1)

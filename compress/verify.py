@@ -29,6 +29,10 @@ WHOLE_TOKENS = 64
 GENERATED = 16
 
 
+class Unverified(CompressError):
+    """The artifact is not what was computed."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What to verify.
@@ -56,11 +60,14 @@ def verify(request: Request) -> dict[str, Any]:
         `blocks`, `max_error` (relative, of any block), `tensors`, and for a whole reload `logit_error`,
         `top1_agreement` and the `generated` token ids.
     Raises:
-        CompressError: the artifact is not what was computed, with the first difference.
+        Unverified: the artifact is not what was computed, with the first difference.
+        CompressError: the worker died, which says nothing of the artifact.
     """
     finding: dict[str, Any] = call(
         "compress.verify", request.__dict__, what="verifying the artifact", where=request.artifact
     )
+    if "differs" in finding:
+        raise Unverified(**finding["differs"])
     return finding
 
 
@@ -94,8 +101,8 @@ def _check_blocks(folder: Path, model: StreamedModel, tokens_HT: Tensor, state: 
     return {"blocks": len(errors), "max_error": max(errors)}
 
 
-def _differs(what: str, folder: Path) -> CompressError:
-    return CompressError(
+def _differs(what: str, folder: Path) -> Unverified:
+    return Unverified(
         f"verification failed: {what}", where=str(folder), hint="do not use the artifact; run again, and report it"
     )
 
@@ -139,7 +146,10 @@ def _check_whole(folder: Path, model: StreamedModel, tokens_1T: Tensor, threads:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The worker."""
     torch.set_num_threads(request["threads"])
-    return examine(Request(**request))
+    try:
+        return examine(Request(**request))
+    except Unverified as error:
+        return {"differs": {"what": error.what, "where": error.where, "hint": error.hint}}
 
 
 if __name__ == "__main__":

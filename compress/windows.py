@@ -1,5 +1,6 @@
 """A job's tokens: calibration and held-out windows, and the suite's; all read before any work begins."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,9 @@ def _windows(job: Job, words: Any, folder: Path, key: str) -> Windows:
     """Calibration and held-out tokens: those of the interrupted run of this key, else made now."""
     kept = folder / artifact.STATE / "windows.safetensors"
     if artifact.holds_state(folder, key) and kept.is_file():
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, SafetensorError):  # damaged: the same are made again
             tensors, about = load_file(kept), json.loads((kept.with_suffix(".json")).read_text())
             return Windows(tensors["tokens"], tensors["heldout"], about["sha256"], about["counts"])
-        except (OSError, ValueError, KeyError, SafetensorError):
-            artifact.clear_state(folder)  # damaged: the run begins anew
     settings = job.recipe.recipe.calibration
     first = next((t for t in (words.bos_token_id, words.eos_token_id) if t is not None), 0)
 

@@ -18,7 +18,7 @@ from compress.evaluation.stream import stream
 from compress.methods import METHODS
 from compress.models import FAMILIES
 from compress.schemes import PRESETS
-from compress.verify import Request, examine
+from compress.verify import Request, Unverified, examine
 from tests.conftest import MakeTiny
 
 PAIRS = [
@@ -385,3 +385,25 @@ def test_a_config_that_describes_no_model(change: Any, tiny: MakeTiny, text: Pat
     (model / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(CompressError, match=r"config\.json does not describe a model|no blocks"):
         run(write_recipe(tmp_path, text), model, tmp_path / "out")
+
+
+def test_a_verifier_that_dies_costs_nothing_but_a_refutation_does(
+    tiny: MakeTiny, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished walk is kept when the verifying process merely died, and dropped when it found a difference."""
+    model, recipe, out = tiny("llama", tied=True), write_recipe(tmp_path, text), tmp_path / "out"
+
+    def raises(error: CompressError) -> Any:
+        def verify(request: Request) -> dict[str, Any]:
+            raise error
+
+        return verify
+
+    monkeypatch.setattr(pipeline, "verify", raises(CompressError("its process ended with signal SIGKILL")))
+    with pytest.raises(CompressError, match="SIGKILL"):
+        run(recipe, model, out)
+    assert (out / STATE / "progress.json").is_file()
+    monkeypatch.setattr(pipeline, "verify", raises(Unverified("another output")))
+    with pytest.raises(Unverified):
+        run(recipe, model, out)
+    assert not (out / STATE / "progress.json").exists()

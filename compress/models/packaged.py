@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import CompressError
+from compress.files import sync
 from compress.paths import cache_dir
 
 _MIB = 1 << 20
@@ -123,9 +124,9 @@ def materialize(parts: Sequence[Path], out: Path, *, license: str, base_model: s
             for path in folder.iterdir():
                 path.chmod(0o644)  # safetensors makes its file private to the owner
             for path in [*folder.iterdir(), folder]:
-                _sync(path)
+                sync(path)
             folder.rename(out)
-            _sync(out.parent)
+            sync(out.parent)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return out
@@ -273,15 +274,6 @@ def _exclusive(lock: Path) -> Iterator[None]:
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def _sync(path: Path) -> None:
-    """Have a file or folder reach the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def main(arguments: Sequence[str]) -> int:
