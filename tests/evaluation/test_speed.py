@@ -1,6 +1,7 @@
 """The speed harness: arithmetic by hand with a clock of our own, the worker once for real on a tiny model."""
 
 import json
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -214,9 +215,11 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 
 def test_peak_anonymous_sees_a_passing_allocation() -> None:
     with memory.PeakAnonymous(interval_s=0.001) as watch:
-        block = bytearray(64 << 20)
-        watch._sample()  # so that the test does not depend on the thread's luck
-        del block
+        # A mapping of its own: a block from the heap may lie in memory that is resident already.
+        with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+            for page in range(0, 64 << 20, mmap.PAGESIZE):
+                block[page] = 1
+            watch._sample()  # so that the test does not depend on the thread's luck
     assert watch.peak_bytes - watch.before_bytes >= 60 << 20
     assert watch.source in ("RssAnon", "rss (psutil)")
 
