@@ -1,5 +1,6 @@
 """The speed harness: arithmetic by hand with a clock of our own, the worker once for real on a tiny model."""
 
+import gc
 import json
 import mmap
 import subprocess
@@ -216,6 +217,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 def test_peak_anonymous_sees_a_passing_allocation() -> None:
     # A mapping of its own: a block from the heap may lie in memory that is resident already.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    gc.collect()  # what earlier tests left must not be freed in between
     with memory.PeakAnonymous(interval_s=0.001) as watch, mmap.mmap(-1, 64 << 20, flags=private) as block:
         for page in range(0, 64 << 20, mmap.PAGESIZE):
             block[page] = 1
