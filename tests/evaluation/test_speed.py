@@ -218,8 +218,8 @@ def test_peak_anonymous_sees_a_passing_allocation() -> None:
     # A mapping of its own: a block from the heap may lie in memory that is resident already.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     gc.collect()  # what earlier tests left must not be freed in between
-    with memory.PeakAnonymous(interval_s=0.001) as watch, mmap.mmap(-1, 64 << 20, flags=private) as block:
-        for page in range(0, 64 << 20, mmap.PAGESIZE):
+    with memory.PeakAnonymous(interval_s=0.001) as watch, mmap.mmap(-1, 128 << 20, flags=private) as block:
+        for page in range(0, 128 << 20, mmap.PAGESIZE):
             block[page] = 1
         watch._sample()  # so that the test does not depend on the thread's luck
     assert watch.peak_bytes - watch.before_bytes >= 60 << 20
