@@ -139,7 +139,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _print_report(document: dict[str, Any]) -> None:
-    from compress.evaluation.report import summary_table
+    from compress.evaluation.table import summary_table
 
     verified = document["verified"] or {}
     print(f"{document['artifact']['name']}: {', '.join(document['artifact']['scheme'])}")

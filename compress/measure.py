@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from compress import artifact, keys
-from compress.evaluation import memory, report, speed
+from compress.evaluation import card, memory, page, report, speed
 from compress.evaluation.metrics import Row, row
 from compress.evaluation.worker import measure_fidelity
 from compress.files import replace
@@ -133,9 +133,9 @@ def publish(job: Job, folder: Path, document: dict[str, Any], lock: dict[str, An
     """Writes report, pages and card, and the lock last."""
     report.write(folder, document)
     text = plan_text(job.plan)
-    replace(folder / "report.html", report.html(document, job.recipe.text, text).encode())
-    card = report.card(document, job.recipe.name, job.recipe.text, job.source.license)
-    replace(folder / "README.md", card.encode())
+    replace(folder / "report.html", page.html(document, job.recipe.text, text).encode())
+    readme = card.card(document, job.recipe.name, job.recipe.text, job.source.license)
+    replace(folder / "README.md", readme.encode())
     skipped = {artifact.LOCK}
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name not in skipped)
     known = {n: d for n, d in lock.get("files", {}).items() if n.endswith(".safetensors")}  # written once
