@@ -1,13 +1,11 @@
 """A suite says what is measured, as a YAML file in eval/suites or anywhere else."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compress.errors import CompressError, nearest
 from compress.paths import data_dir
-from compress.recipe import read_yaml, validate
+from compress.recipe import find_yaml, read_text, read_yaml, validate
 
 
 class Text(BaseModel):
@@ -58,10 +56,6 @@ def load_suite(suite: str) -> Suite:
     Raises:
         CompressError: no such suite, or a wrong key in it.
     """
-    path = data_dir("eval") / "suites" / f"{suite}.yaml"
-    if suite not in suite_names():
-        path = Path(suite).expanduser()
-        if not path.is_file():
-            raise CompressError(f"unknown suite {suite!r}; {nearest(suite, suite_names())}")
-    node, document = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    path = find_yaml(suite, data_dir("eval") / "suites", suite_names(), "suite")
+    node, document = read_yaml(read_text(path, "suite"), str(path))
     return validate(Suite, {"name": path.stem, **document}, str(path), node, ())
