@@ -62,8 +62,16 @@ def check_folder(folder: Path, source: Path | None) -> None:
     """
     if source is not None and source.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise CompressError("the output lies in the model's folder", where=str(folder), hint="choose another --out")
-    if folder.exists() and not folder.is_dir():
-        raise CompressError("the output is a file, not a folder", where=str(folder), hint="choose another --out")
+    above = (folder, *folder.absolute().parents)
+    if any(path.is_symlink() and not path.exists() for path in above):
+        raise CompressError("the output is a link that leads nowhere", where=str(folder), hint="choose another --out")
+    existing = next(path for path in above if path.exists())
+    if not existing.is_dir():
+        kind = "is a file, not a folder" if existing == folder else f"would lie below a file ({existing})"
+        raise CompressError(f"the output {kind}", where=str(folder), hint="choose another --out")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        hint = f"choose another --out, or make {existing} writable"
+        raise CompressError(f"nothing can be written in {existing}", where=str(folder), hint=hint)
     ours = (folder / LOCK).is_file() or (folder / STATE / "key").is_file()
     if folder.is_dir() and not ours and any(p.name != STATE for p in folder.iterdir()):
         raise CompressError(

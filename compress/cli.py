@@ -118,13 +118,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from compress.job import prepare
+    from compress.job import prepare, refusal
     from compress.plan_text import plan_text
 
     _quiet(None)
-    plan = prepare(options.recipe, options.model, suite=options.suite).plan
-    print(json.dumps(plan.document()) if options.json else plan_text(plan))
-    return 2 if plan.refusals else 0
+    job = prepare(options.recipe, options.model, suite=options.suite)
+    print(json.dumps(job.plan.document()) if options.json else plan_text(job.plan))
+    refused = refusal(job)
+    if refused:
+        _say_error(refused, as_json=False)  # the document above says it already
+    return 2 if refused else 0
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -188,7 +191,8 @@ def _quiet(threads: int | None) -> None:
 
     if threads is not None:
         if not 1 <= threads <= _MOST_THREADS:
-            raise CompressError(f"--threads must be from 1 to {_MOST_THREADS}, not {threads}")
+            what = f"--threads must be from 1 to {_MOST_THREADS}, not {threads}"
+            raise CompressError(what, where="--threads", hint="leave it out to use every core")
         torch.set_num_threads(threads)
     hush()
 

@@ -11,6 +11,9 @@ import torch
 from compress import artifact
 from compress.calibration.data import (
     ResolvedData,
+    check_evaluation,
+    check_length,
+    check_positions,
     resolve_dataset,
 )
 from compress.errors import CompressError
@@ -20,6 +23,7 @@ from compress.formats.base import Format
 from compress.models.load import (
     Reader,
     StreamedModel,
+    check_files,
     check_tensors,
     open_checkpoint,
     open_model,
@@ -44,20 +48,27 @@ class Job:
     suite: Suite
     model: StreamedModel
     format: Format
+    words: Any = None  # the tokenizer, where the model is a folder here
 
 
-def prepare(recipe: str, model: str, *, suite: str | None = None) -> Job:
-    """Resolves recipe, model and data into a plan; no weights are read or downloaded.
+def prepare(recipe: str, model: str, *, suite: str | None = None, evaluate: bool = True) -> Job:
+    """Resolves recipe, model and data into a plan; no weights are read or downloaded, only a local folder's headers.
 
     Args:
         recipe: a shipped recipe's name, or a path.
         model: an alias, a hub id or a folder.
         suite: in place of the recipe's.
+        evaluate: whether the suite's text must be there.
     """
     file = load(recipe)
     chosen = load_suite(suite or file.recipe.evaluate.suite)
     source = resolve_model(model, weights=False)
-    return _job(file, source, chosen, _plain_model(source, _no_weights), data=None)
+    job = _job(file, source, chosen, _plain_model(source, _no_weights), data=None)
+    if evaluate:
+        text, where = chosen.text, f"suite {chosen.name}, `text`"
+        check_positions(text.seq_len, int(source.config.get("max_position_embeddings") or 0), where)
+        check_evaluation(text.dataset, job.words, windows=text.windows, seq_len=text.seq_len, where=where)
+    return job
 
 
 def _plain_model(source: Source, reader: Reader | None) -> StreamedModel:
@@ -73,9 +84,14 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
             where=str(source.path or source.name),
             hint="give the original model",
         )
+    words = check_files(model, source.path or Path()) if source.kind == "folder" else None
+    shapes = shapes_of(model.skeleton, model.family, source.config)
     settings = file.recipe.calibration
     needs_data = any(method_of(step).statistics for step in file.recipe.steps)
-    data = data or (resolve_dataset(settings) if needs_data else _no_data())
+    with file.located():
+        data = data or (resolve_dataset(settings) if needs_data else _no_data())
+        if needs_data and words is not None:
+            check_length(data, settings, words, heldout=heldout_windows(settings.samples), vocabulary=shapes.vocab_size)
     fmt = resolve(FORMATS, file.recipe.format, kind="format")
     calibration = {
         "dataset": data.dataset, "asked": data.asked, "reason": data.reason, "seq_len": settings.seq_len,
@@ -83,10 +99,10 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
         "heldout": heldout_windows(settings.samples if needs_data else 0) * settings.seq_len,
     }  # fmt: skip
     plan = make_plan(
-        file.recipe, shapes_of(model.skeleton, model.family, source.config), model.family, fmt,
+        file.recipe, shapes, model.family, fmt,
         names=(source.name, file.name), calibration=calibration, suite=suite.name,
     )  # fmt: skip
-    return Job(file, source, plan, data, suite, model, fmt)
+    return Job(file, source, plan, data, suite, model, fmt, words)
 
 
 def fetch(job: Job, name: str) -> Job:
@@ -95,21 +111,34 @@ def fetch(job: Job, name: str) -> Job:
     Raises:
         CompressError: the plan refuses (before any weights are fetched), or the weights cannot be had.
     """
-    _refuse(job.plan)
+    refuse(job)
     source = resolve_model(name, weights=True)
     if source.config == job.source.config:
         reader = plain_reader(open_checkpoint(weights_folder(source)))
         job = replace_fields(job, source=source, model=replace_fields(job.model, reader=reader))
     else:
         job = _job(job.recipe, source, job.suite, _plain_model(source, None), job.data)
-        _refuse(job.plan)
+        refuse(job)
     check_tensors(job.model, open_checkpoint(weights_folder(source)))
     return job
 
 
-def _refuse(plan: Plan) -> None:
-    if plan.refusals:
-        raise CompressError("; ".join(plan.refusals), where=f"{plan.recipe} on {plan.model}")
+def refusal(job: Job) -> CompressError | None:
+    """Why the plan cannot be carried out; None when it can."""
+    if not job.plan.refusals:
+        return None
+    return CompressError(
+        "; ".join(job.plan.refusals),
+        where=f"{job.recipe.path} on {job.plan.model}",
+        hint="change the recipe; `compress plan` shows what it means for every weight",
+    )
+
+
+def refuse(job: Job) -> None:
+    """Raises what the plan refuses."""
+    error = refusal(job)
+    if error is not None:
+        raise error
 
 
 def heldout_windows(samples: int) -> int:

@@ -20,7 +20,7 @@ from compress.evaluation import memory, report
 from compress.evaluation.fidelity import compare_hidden, fidelity_rows
 from compress.evaluation.metrics import Row, row
 from compress.files import replace
-from compress.job import Job, data_document, fetch, prepare, weights_folder, with_kept_data
+from compress.job import Job, data_document, fetch, prepare, refuse, weights_folder, with_kept_data
 from compress.measure import Progress, publish, size_rows
 from compress.models.digest import folder_digest
 from compress.models.load import (
@@ -55,10 +55,13 @@ def run(
         CompressError: anything that a person can mend; nothing that was finished is lost.
     """
     memory.return_large_blocks()
-    progress("model", 0, 1)
-    job = prepare(recipe, model, suite=suite)
+    job = prepare(recipe, model, suite=suite, evaluate=evaluate)
+    refuse(job)
     folder = out or Path("artifacts") / f"{job.source.name}--{job.recipe.name}"
     artifact.check_folder(folder, job.source.path)
+    if not (folder / artifact.LOCK).is_file():  # else it may be done already, and needs little
+        _check_machine(job.plan, folder)
+    progress("model", 0, 1)
     job = fetch(with_kept_data(job, folder), model)
     key = keys.compress_key(job.recipe.recipe, job.plan, job.source, job.data)
     windows, tokens_NT = tokens_of(job, folder, key, evaluate)
@@ -185,6 +188,7 @@ def _check_machine(plan: Plan, folder: Path) -> None:
     if plan.memory_bytes > free:
         raise CompressError(
             f"the run needs about {plan.memory_bytes / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free",
+            where="this machine",
             hint="fewer calibration samples need less; or close other programs",
         )
     existing = next(p for p in (folder, *folder.resolve().parents) if p.exists())

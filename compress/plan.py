@@ -7,18 +7,21 @@ sees all of them at once.
 Left out: estimates of time; they would be guesses before this machine has been measured.
 """
 
+import difflib
 import fnmatch
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from compress.formats import FORMATS
 from compress.formats.base import Format
 from compress.methods.base import StepConfig
 from compress.models.family import ModelFamily
 from compress.models.shapes import ModelShapes
 from compress.recipe import Recipe, method_of, scheme_of
 from compress.schemes import DENSE, Scheme, weight_bytes
+from compress.tables import resolve
 
 SUSPENDED_LIMIT = 2 << 30  # bytes of activations that a suspended forward pass may hold
 _PROGRAM_BYTES = 380 << 20  # the interpreter with torch and transformers loaded, as measured
@@ -222,14 +225,25 @@ def _check_patterns(step: StepConfig, rows: Sequence[PlanRow], draft: _Draft) ->
             draft.notes.append(f"{row.name} is ignored, so its override does nothing")
     for key, pattern in patterns:
         if not any(matches(row.name, pattern) for row in rows):
-            draft.refusals.append(f"{key}: {pattern!r} matches no weight; weights are named like {rows[0].name}")
+            draft.refusals.append(f"{key}: {pattern!r} matches no weight; {_nearest_name(pattern, rows)}")
+
+
+def _nearest_name(pattern: str, rows: Sequence[PlanRow]) -> str:
+    """The name, or the end of one, that a pattern is likely to mean."""
+    plain = pattern.removeprefix("*.")
+    parts = [row.name.split(".") for row in rows]
+    ends = dict.fromkeys(".".join(name[i:]) for name in parts for i in range(len(name)))
+    close = difflib.get_close_matches(plain, ends, n=1, cutoff=0.5)
+    return (f"did you mean {close[0]!r}? " if close else "") + f"weights are named like {rows[0].name}"
 
 
 def _check_format(rows: Sequence[PlanRow], fmt: Format, draft: _Draft) -> None:
     for scheme in dict.fromkeys(row.scheme for row in rows if row.scheme):
         why = fmt.can_write(scheme)
         if why:
-            draft.refusals.append(f"format {fmt.name} cannot hold {scheme.text}: {why}")
+            others = [name for name in FORMATS if resolve(FORMATS, name, kind="format").can_write(scheme) is None]
+            able = f"formats that can: {', '.join(others)}" if others else "no format here can"
+            draft.refusals.append(f"format {fmt.name} cannot hold {scheme.text}: {why}; {able}")
         note = fmt.caveat(scheme)
         if note:
             draft.notes.append(note)

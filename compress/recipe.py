@@ -4,7 +4,8 @@ Left out on purpose: inheritance, interpolation and dotted import paths. A recip
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,7 +22,11 @@ from compress.paths import data_dir
 from compress.schemes import DENSE, PRESETS, Scheme
 from compress.tables import resolve
 
+_STEP = "write `steps: [{method: gptq, scheme: W4A16}]`, or look at a shipped recipe in recipes/"
 T = TypeVar("T", bound=BaseModel)
+_MOST_BYTES = 1 << 20  # of a YAML file; ours have some hundreds
+_MOST_NODES = 10_000  # of a document once its aliases are written out
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _UNION_BRANCH = re.compile(r"(Scheme|str|function-after\[.*)$")  # pydantic's names for them in a location
 
 
@@ -72,6 +77,18 @@ class RecipeFile:
     text: str
     recipe: Recipe
 
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """A `CompressError` from within that is about one of the recipe's keys names the file and line too."""
+        try:
+            yield
+        except CompressError as error:
+            path = (error.where or "").split(".")
+            if path[0] not in Recipe.model_fields:
+                raise
+            node, _ = read_yaml(self.text, str(self.path))
+            raise CompressError(error.what, where=place(str(self.path), node, path), hint=error.hint) from error
+
 
 def recipe_names() -> list[str]:
     """The shipped recipes."""
@@ -84,26 +101,45 @@ def load(recipe: str) -> RecipeFile:
     Raises:
         CompressError: no such recipe; not YAML; an unknown or wrong key, with its line.
     """
-    path = _find(recipe)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CompressError("the recipe is not UTF-8 text", where=str(path)) from error
+    path = find_yaml(recipe, data_dir("recipes"), recipe_names(), "recipe")
+    text = read_text(path, "recipe")
     return RecipeFile(path.stem, path, text, parse(text, str(path)))
 
 
-def _find(recipe: str) -> Path:
-    if recipe in recipe_names():
-        return data_dir("recipes") / f"{recipe}.yaml"
-    path = Path(recipe).expanduser()
+def find_yaml(asked: str, shipped: Path, names: Sequence[str], kind: str) -> Path:
+    """The file of a shipped name, or of a path.
+
+    Raises:
+        CompressError: there is no such file; for what looks like a name the nearest one is told.
+    """
+    if asked in names:
+        return shipped / f"{asked}.yaml"
+    path = Path(asked).expanduser()
     if path.is_file():
         return path
-    if path.suffix in (".yaml", ".yml") or "/" in recipe:
-        raise CompressError(f"no recipe file {recipe!r}", hint="give a shipped recipe's name, or a YAML file")
-    raise CompressError(
-        f"unknown recipe {recipe!r}; {nearest(recipe, recipe_names())}",
-        hint="`compress recipes` lists them; a path to a YAML file works too",
-    )
+    where, hint = f"the {kind} {asked!r}", f"give a shipped {kind}'s name ({', '.join(names)}), or a YAML file"
+    if path.is_dir():
+        raise CompressError(f"{asked!r} is a folder, not a {kind}", where=where, hint=hint)
+    if path.suffix in (".yaml", ".yml") or "/" in asked:
+        raise CompressError(f"no {kind} file {asked!r}", where=where, hint=hint)
+    raise CompressError(f"unknown {kind} {asked!r}; {nearest(asked, names)}", where=where, hint=hint)
+
+
+def read_text(path: Path, kind: str) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        CompressError: it is far too large to be one, or not UTF-8.
+    """
+    size = path.stat().st_size
+    hint = f"name a YAML file in UTF-8 that holds a {kind}"
+    if size > _MOST_BYTES:
+        raise CompressError(f"this file of {size:,} bytes is not a {kind}", where=str(path), hint=hint)
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise CompressError(f"the {kind} is not UTF-8 text", where=f"{path}:{line}", hint=hint) from error
 
 
 def parse(text: str, where: str) -> Recipe:
@@ -111,7 +147,11 @@ def parse(text: str, where: str) -> Recipe:
     node, document = read_yaml(text, where)
     steps = document.get("steps")
     if not isinstance(steps, list) or not steps:
-        raise CompressError("`steps` must be a list with at least one step", where=place(where, node, ("steps",)))
+        raise CompressError(
+            "`steps` must be a list with at least one step",
+            where=place(where, node, ("steps",)),
+            hint=_STEP,
+        )
     parsed = [_step(step, where, node, i) for i, step in enumerate(steps)]
     recipe = validate(Recipe, {**document, "steps": parsed}, where, node, ())
     resolve(FORMATS, recipe.format, kind="format", where=place(where, node, ("format",)))
@@ -148,14 +188,18 @@ def scheme_of(scheme: str | Scheme, where: str | None = None) -> Scheme | None:
     if scheme == DENSE:
         return None
     if scheme not in PRESETS:
-        raise CompressError(f"unknown scheme {scheme!r}; {nearest(scheme, [*PRESETS, DENSE])}", where=where)
+        raise CompressError(
+            f"unknown scheme {scheme!r}; {nearest(scheme, [*PRESETS, DENSE])}",
+            where=where,
+            hint="use one of these, or spell a scheme out: `scheme: {weights: {num_bits: 4, …}}`",
+        )
     return PRESETS[scheme]
 
 
 def _step(step: Any, where: str, node: yaml.Node, index: int) -> StepConfig:
     path: tuple[str | int, ...] = ("steps", index)
     if not isinstance(step, dict) or not isinstance(step.get("method"), str):
-        raise CompressError("a step must be a mapping with `method`", where=place(where, node, path))
+        raise CompressError("a step must be a mapping with `method`", where=place(where, node, path), hint=_STEP)
     method = resolve(METHODS, step["method"], kind="method", where=place(where, node, (*path, "method")))
     config: StepConfig = validate(method.config, step, where, node, path)
     scheme_of(config.scheme, place(where, node, (*path, "scheme")))
@@ -168,36 +212,80 @@ def read_yaml(text: str, where: str) -> tuple[yaml.Node, dict[str, Any]]:
     """A YAML mapping and its node tree, which knows the lines.
 
     Raises:
-        CompressError: not YAML, a tag that would make an object, a doubled key, or not a mapping.
+        CompressError: not YAML, a tag, a doubled key, aliases that multiply, or not a mapping.
     """
+    hint = "mend the YAML there"
     try:
+        _refuse_tags(text, where)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None and _written_out(node, {}, where) > _MOST_NODES:
+            raise CompressError(
+                f"its aliases (`*name`) multiply to more than {_MOST_NODES:,} values",
+                where=where,
+                hint="write the values out",
+            )
         document = yaml.safe_load(text)
-        if node is not None:
-            _refuse_doubled_keys(node, where)
     except RecursionError as error:
-        raise CompressError("the YAML is nested too deeply, or refers to itself", where=where) from error
+        raise CompressError("the YAML is nested too deeply", where=where, hint=hint) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise CompressError(f"not valid YAML: {error.problem}", where=f"{where}:{line}") from error
-    except yaml.YAMLError as error:
-        raise CompressError(f"not valid YAML: {error}", where=where) from error
+        raise CompressError(f"not valid YAML: {error.problem}", where=f"{where}:{line}", hint=hint) from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date or a number, and is none
+        raise CompressError(f"not valid YAML: {error}", where=where, hint=hint) from error
     if not isinstance(document, dict) or node is None:
-        raise CompressError("expected a mapping of keys to values", where=where)
+        found = "nothing" if document is None else f"a {type(document).__name__}"
+        hint = "begin with `version: 1` and `summary: …`, a key a line"
+        raise CompressError(f"expected a mapping of keys to values, found {found}", where=where, hint=hint)
     return node, document
 
 
-def _refuse_doubled_keys(node: yaml.Node, where: str) -> None:
+def _refuse_tags(text: str, where: str) -> None:
+    """No value needs a tag, and Python's make objects or call functions."""
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        tag = getattr(event, "tag", None)
+        mark = event.start_mark
+        if tag is not None and mark is not None:
+            tag = tag.replace("tag:yaml.org,2002:", "!!")
+            raise CompressError(
+                f"the tag {tag!r} is refused, and nothing of it was run: this is data, not a program",
+                where=f"{where}:{mark.line + 1}",
+                hint="write a plain value without the tag",
+            )
+
+
+def _written_out(node: yaml.Node, known: dict[int, int], where: str) -> int:
+    """How many values a document has once its aliases are written out; each node is looked at once.
+
+    Raises:
+        CompressError: a node holds itself, or a mapping has a key twice.
+    """
+    if id(node) in known:
+        if not known[id(node)]:
+            line = f"{where}:{node.start_mark.line + 1}"
+            raise CompressError("this value holds itself", where=line, hint="write the value out without an alias")
+        return known[id(node)]
+    known[id(node)] = 0
+    children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, value in node.value:
-            if key.value in seen:
-                raise CompressError(f"key {key.value!r} appears twice", where=f"{where}:{key.start_mark.line + 1}")
-            seen.add(key.value)
-            _refuse_doubled_keys(value, where)
+        _refuse_doubled_keys(node, where)
+        children = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_doubled_keys(value, where)
+        children = node.value
+    known[id(node)] = 1 + sum(_written_out(child, known, where) for child in children)
+    return known[id(node)]
+
+
+def _refuse_doubled_keys(node: yaml.MappingNode, where: str) -> None:
+    seen: dict[str, str] = {}
+    for key, _ in node.value:
+        line = place(where, key, ()).rpartition(":")[2]
+        if isinstance(key, yaml.ScalarNode) and key.value in seen:
+            raise CompressError(
+                f"key {key.value!r} appears twice, first in line {seen[key.value]}",
+                where=f"{where}:{line}",
+                hint="keep one of them",
+            )
+        seen[str(key.value)] = line
 
 
 def place(where: str, node: yaml.Node, path: Sequence[str | int]) -> str:
@@ -232,10 +320,29 @@ def validate(
         key = str(loc[-1]) if loc else ""
         if first["type"] == "extra_forbidden":
             known = _fields_at(model, loc[:-1])
-            raise CompressError(f"unknown key {key!r}; {nearest(key, known)}", where=at) from error
+            what, hint = f"unknown key {key!r}; {nearest(key, known)}", "correct the spelling, or leave the key out"
+            raise CompressError(what, where=at, hint=hint) from error
         message = first["msg"].removeprefix("Value error, ")
-        got = "" if first["type"] == "missing" else f" (got {first['input']!r})"
-        raise CompressError(f"{key or 'recipe'}: {message}{got}", where=at) from error
+        got = "" if first["type"] == "missing" else f" (got {_short(first['input'])})"
+        raise CompressError(f"{key or 'recipe'}: {message}{got}", where=at, hint=_remedy(key, first)) from error
+
+
+def _short(value: Any) -> str:
+    said = repr(value)
+    return said if len(said) <= 80 else f"{said[:77]}…"
+
+
+def _remedy(key: str, found: Mapping[str, Any]) -> str:
+    """What to write instead, as far as pydantic's error tells."""
+    context = found.get("ctx", {})
+    bounds = [f"{words} {context[bound]}" for bound, words in _BOUNDS.items() if bound in context]
+    if found["type"] == "missing":
+        return f"add the key `{key}`"
+    if bounds:
+        return f"give `{key}` a value of {bounds[0]}"
+    if "expected" in context:
+        return f"write {context['expected']}"
+    return "correct the value; README.md (Recipes) shows every key"
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:

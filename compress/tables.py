@@ -17,6 +17,7 @@ def resolve(table: Mapping[str, str], name: str, *, kind: str, where: str | None
         CompressError: there is no such entry; the nearest spelling is named.
     """
     if name not in table:
-        raise CompressError(f"unknown {kind} {name!r}; {nearest(name, table)}", where=where)
+        hint = f"correct the spelling, or use another {kind}"
+        raise CompressError(f"unknown {kind} {name!r}; {nearest(name, table)}", where=where, hint=hint)
     module, attribute = table[name].split(":")
     return getattr(importlib.import_module(module), attribute)

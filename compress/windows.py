@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save
 from compress import artifact
 from compress.calibration.data import (
     Windows,
-    embedded_text,
+    check_positions,
+    check_vocabulary,
+    evaluation_text,
     evaluation_windows,
     load_windows,
 )
@@ -28,9 +30,17 @@ from compress.runtimes.draw import draw
 
 def tokens_of(job: Job, folder: Path, key: str, evaluate: bool) -> tuple[Windows | None, torch.Tensor | None]:
     """What the walk needs, None when it is done; the suite's windows [N, T], None without evaluation."""
-    words = tokenizer(weights_folder(job.source))
+    words = job.words or tokenizer(weights_folder(job.source))
     tokens_NT = _suite_tokens(job, words) if evaluate else None
-    windows = None if is_done(folder, key) else _windows(job, words, folder, key)
+    windows = None
+    if not is_done(folder, key):
+        with job.recipe.located():
+            windows = _windows(job, words, folder, key)
+    drawn = [tokens_NT, *([windows.tokens_NT, windows.heldout_NT] if windows else [])]
+    vocabulary = job.model.skeleton.config.vocab_size  # type: ignore[union-attr]
+    for tokens in drawn:
+        if tokens is not None:
+            check_vocabulary(tokens, int(vocabulary), str(job.source.path))  # type: ignore[arg-type]
     return windows, tokens_NT
 
 
@@ -45,17 +55,10 @@ def is_done(folder: Path, key: str) -> bool:
 def _suite_tokens(job: Job, words: Any) -> torch.Tensor:
     """The suite's windows [N, T], read before any work so that what is wrong with them is said then."""
     wanted = job.suite.text
-    longest = int(job.source.config.get("max_position_embeddings") or wanted.seq_len)
-    if wanted.seq_len > longest:
-        raise CompressError(f"the suite's seq_len {wanted.seq_len} is longer than the model's {longest} positions")
-    if wanted.dataset == "embedded":
-        text = embedded_text("evaluation")
-    else:
-        path = Path(wanted.dataset.removeprefix("file:")).expanduser()
-        if not wanted.dataset.startswith("file:") or not path.is_file():
-            raise CompressError(f"the suite's text {wanted.dataset!r} is neither `embedded` nor `file:PATH` of a file")
-        text = path.read_text(encoding="utf-8")
-    return evaluation_windows(words, text, windows=wanted.windows, seq_len=wanted.seq_len)
+    where = f"suite {job.suite.name}, `text`"
+    check_positions(wanted.seq_len, int(job.source.config.get("max_position_embeddings") or 0), where)
+    text = evaluation_text(wanted.dataset, where)
+    return evaluation_windows(words, text, windows=wanted.windows, seq_len=wanted.seq_len, where=where)
 
 
 def _windows(job: Job, words: Any, folder: Path, key: str) -> Windows:

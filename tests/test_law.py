@@ -35,7 +35,7 @@ evaluation evaluation.memory evaluation.metrics
 methods methods.base methods.scale_search methods.rtn methods.gptq
 formats formats.base formats.compressed_tensors formats.dense
 models models.family models.gemma3_text models.llama models.mistral models.phi3 models.qwen2 models.qwen3
-models.files models.hub_files models.packaged models.source models.load models.shapes models.digest
+models.files models.kinds models.hub_files models.packaged models.source models.load models.shapes models.digest
 calibration calibration.files calibration.tokens calibration.embedded calibration.hub_sets calibration.data
 calibration.chain calibration.stats calibration.walk
 recipe plan plan_text

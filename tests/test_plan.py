@@ -404,9 +404,12 @@ def test_an_alias_is_planned_offline_and_without_weights(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_folder_is_planned_by_its_config_alone(tiny: MakeTiny, tmp_path: Path) -> None:
+def test_a_folder_is_planned_by_its_headers_and_not_without_weights(tiny: MakeTiny, tmp_path: Path) -> None:
     whole = tiny("llama", tied=True)
+    job = prepare("rtn-4bit", str(whole))
+    assert job.plan.refusals == ()
+    with pytest.raises(AssertionError, match="reads no weights"):
+        job.model.block(0)
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
-    bare = prepare("rtn-4bit", str(tmp_path)).plan
-    assert bare.rows == prepare("rtn-4bit", str(whole)).plan.rows
-    assert bare.refusals == ()
+    with pytest.raises(CompressError, match="there are no weights"):
+        prepare("rtn-4bit", str(tmp_path))

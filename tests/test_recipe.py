@@ -278,7 +278,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path.write_bytes(b"summary: caf\xe9\n")
     with pytest.raises(CompressError, match="not UTF-8") as caught:
         load(str(path))
-    assert caught.value.where == str(path)
+    assert caught.value.where == f"{path}:1"
 
 
 def test_errors_name_the_file_that_was_loaded(tmp_path: Path) -> None:

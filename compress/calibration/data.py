@@ -27,6 +27,7 @@ from compress.calibration.tokens import text_ids, tokenised, untouched
 from compress.errors import CompressError, nearest
 
 embedded_text = embedded.embedded_text  # for whoever asks here, beside the windows
+_TOKEN_BYTES = 16  # a token is hardly ever longer on average
 _SELF_ROUNDS = 4  # times the model is asked for windows, while too many of them repeat each other
 
 
@@ -36,9 +37,9 @@ class Calibration(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: str = "auto"
-    samples: int = Field(default=128, ge=1)
-    seq_len: int = Field(default=512, ge=8)
-    seed: int = 0
+    samples: int = Field(default=128, ge=1, strict=True)
+    seq_len: int = Field(default=512, ge=8, strict=True)
+    seed: int = Field(default=0, ge=0, lt=1 << 32, strict=True)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,87 @@ def load_windows(
     return Windows(tokens_NT, heldout_NT, digest.hexdigest(), dict(counts))
 
 
-def evaluation_windows(tokenizer: Any, text: str, *, windows: int, seq_len: int) -> torch.Tensor:
+def check_length(
+    resolved: ResolvedData, calibration: Calibration, tokenizer: Any, *, heldout: int, vocabulary: int
+) -> None:
+    """Refuses a text that is too short, before any work and in a moment: one that is surely long enough is not read.
+
+    Raises:
+        CompressError: as `load_windows` and `check_vocabulary`.
+    """
+    need = (calibration.samples + heldout) * calibration.seq_len
+    if resolved.dataset == "embedded":
+        size = len(embedded_text("calibration"))
+    elif resolved.dataset.startswith("file:"):
+        size = Path(resolved.dataset.removeprefix("file:")).stat().st_size
+    else:
+        return
+    if size <= _TOKEN_BYTES * need:
+        windows = load_windows(resolved, calibration, tokenizer, heldout=heldout)
+        check_vocabulary(windows.tokens_NT, vocabulary, str(tokenizer.name_or_path))
+
+
+def evaluation_text(dataset: str, where: str) -> str:
+    """The text of a suite: `embedded`, or `file:PATH`; `where` names the suite in errors.
+
+    Raises:
+        CompressError: it is neither, or the file cannot be read.
+    """
+    if dataset == "embedded":
+        return embedded_text("evaluation")
+    path = Path(dataset.removeprefix("file:")).expanduser()
+    if not dataset.startswith("file:") or not path.is_file():
+        raise CompressError(
+            f"the suite's text {dataset!r} is neither `embedded` nor `file:PATH` of a file",
+            where=where,
+            hint="correct the path in the suite; it is taken from the folder where the command is given",
+        )
+    return files.read_text(path)
+
+
+def check_positions(seq_len: int, positions: int, where: str) -> None:
+    """Refuses a suite's windows that are longer than the model's `positions` (0: the config does not say).
+
+    Raises:
+        CompressError: they are.
+    """
+    if 0 < positions < seq_len:
+        raise CompressError(
+            f"the suite's seq_len {seq_len} is longer than the model's {positions} positions",
+            where=where,
+            hint=f"choose a suite with windows of {positions} tokens or fewer",
+        )
+
+
+def check_evaluation(dataset: str, tokenizer: Any, *, windows: int, seq_len: int, where: str) -> None:
+    """Refuses a suite's text that is not there, or is seen to be too short; `tokenizer` is None where none is here.
+
+    Raises:
+        CompressError: as `evaluation_text` and `evaluation_windows`.
+    """
+    text = evaluation_text(dataset, where)
+    if tokenizer is not None and len(text) <= _TOKEN_BYTES * windows * seq_len:
+        evaluation_windows(tokenizer, text, windows=windows, seq_len=seq_len, where=where)
+
+
+def check_vocabulary(tokens_NT: torch.Tensor, vocabulary: int, where: str) -> None:
+    """Refuses tokens that the model has no embedding for.
+
+    Raises:
+        CompressError: the tokenizer is another model's.
+    """
+    largest = int(tokens_NT.max()) if tokens_NT.numel() else 0
+    if largest >= vocabulary:
+        raise CompressError(
+            f"the tokenizer gives token {largest}, and the model's vocabulary has {vocabulary}: it is another model's",
+            where=where,
+            hint="put the tokenizer that belongs to the model into its folder",
+        )
+
+
+def evaluation_windows(
+    tokenizer: Any, text: str, *, windows: int, seq_len: int, where: str = "the suite's text"
+) -> torch.Tensor:
     """The first `windows` consecutive windows of `text`, tokenised whole: int64 [windows, seq_len].
 
     Raises:
@@ -165,7 +246,8 @@ def evaluation_windows(tokenizer: Any, text: str, *, windows: int, seq_len: int)
     need = windows * seq_len
     if len(ids) < need:
         raise CompressError(
-            f"the text has {len(ids):,} tokens; {windows} windows of {seq_len} need {need:,}",
+            f"the suite's text has {len(ids):,} tokens; {windows} windows of {seq_len} need {need:,}",
+            where=where,
             hint=f"ask for at most {len(ids) // seq_len} windows, or for shorter ones",
         )
     return torch.tensor(ids[:need], dtype=torch.int64).reshape(windows, seq_len)

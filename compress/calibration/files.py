@@ -45,7 +45,7 @@ def file_documents(path: Path, seed: int) -> list[Document]:
         lines = [(line, f"{path}:{i}") for i, line in enumerate(read_bytes(path).split(b"\n"), start=1)]
         documents = [as_document(_json_row(line, where), where) for line, where in lines if line.strip()]
     else:
-        documents = [Document(_text(path), str(path), str(path))]
+        documents = [Document(read_text(path), str(path), str(path))]
     random.Random(seed).shuffle(documents)
     return documents
 
@@ -71,7 +71,7 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The whole file, byte for byte but for a byte-order mark."""
     try:
         return read_bytes(path).decode("utf-8-sig")

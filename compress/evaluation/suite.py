@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from compress.errors import CompressError, nearest
 from compress.paths import data_dir
-from compress.recipe import read_yaml, validate
+from compress.recipe import find_yaml, place, read_text, read_yaml, validate
 
 BINARY = ("acc", "acc_norm")  # metrics that are right or wrong for each document
 TASK_METRICS = (*BINARY, "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
@@ -98,15 +98,12 @@ def load_suite(suite: str) -> Suite:
     Raises:
         CompressError: no such suite, or a wrong key in it.
     """
-    path = data_dir("eval") / "suites" / f"{suite}.yaml"
-    if suite not in suite_names():
-        path = Path(suite).expanduser()
-        if not path.is_file():
-            raise CompressError(f"unknown suite {suite!r}; {nearest(suite, suite_names())}")
-    node, document = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    path = find_yaml(suite, data_dir("eval") / "suites", suite_names(), "suite")
+    node, document = read_yaml(read_text(path, "suite"), str(path))
     found = validate(Suite, {"name": path.stem, **document}, str(path), node, ())
-    if found.basis == "accuracy" and not any(t.metric in BINARY for t in (found.accuracy.tasks if found.accuracy else ())):
-        raise CompressError("basis: accuracy needs a task with the metric acc or acc_norm", where=str(path))
+    tasks = found.accuracy.tasks if found.accuracy else ()
+    if found.basis == "accuracy" and not any(task.metric in BINARY for task in tasks):
+        raise CompressError("basis: accuracy needs a task with the metric acc or acc_norm", where=place(str(path), node, ("basis",)))
     load_sample(found)
     return found
 

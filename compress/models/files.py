@@ -129,6 +129,20 @@ def _check_file(path: Path) -> set[str]:
     return set(spans)
 
 
+def _conversion(folder: Path) -> str:
+    """The commands that make a safetensors checkpoint of a pickled one."""
+    name, made = str(folder), f"{folder}-safetensors"
+    return (
+        f"where you trust whoever made it, convert it, and give {made}:\n"
+        "    python - <<'END'\n"
+        "    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f'    model = AutoModelForCausalLM.from_pretrained({name!r}, dtype="auto")\n'
+        f"    model.save_pretrained({made!r})\n"
+        f"    AutoTokenizer.from_pretrained({name!r}).save_pretrained({made!r})\n"
+        "    END"
+    )
+
+
 def _no_weights(folder: Path) -> CompressError:
     """Why a folder without `model.safetensors` and index can't be used, and what to do about it."""
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
@@ -140,10 +154,7 @@ def _no_weights(folder: Path) -> CompressError:
         hint = "merge it into its base model first (peft: merge_and_unload, then save_pretrained)"
     elif pickles:
         what = f"the weights are only there as pickles ({pickles[0]}), which can run code and are not loaded"
-        hint = (
-            "where you trust the file, load it with transformers' AutoModelForCausalLM, save_pretrained it "
-            "to a new folder, and copy the tokenizer's files there"
-        )
+        hint = _conversion(folder)
     elif any(folder.glob("*.gguf")):
         what = "the weights are only there as GGUF"
         hint = "name the original checkpoint: a folder with safetensors weights, or its hub id"

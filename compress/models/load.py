@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from compress.errors import CompressError
 from compress.models import FAMILIES
 from compress.models.family import ModelFamily
-from compress.models.files import INDEX, SINGLE
+from compress.models.files import INDEX, SINGLE, check_weights
+from compress.models.kinds import check_kind
 from compress.numerics import has_bf16_matrix_unit
 from compress.tables import resolve
 
@@ -61,7 +62,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not single.is_file() and index.is_file():
         return Checkpoint(folder, json.loads(index.read_text())["weight_map"])
     if not single.is_file():
-        raise CompressError("no safetensors weights", where=str(folder))
+        raise CompressError("no safetensors weights", where=str(folder), hint="name a folder that holds some")
     with safe_open(single, framework="pt", backend="pread") as handle:
         return Checkpoint(folder, dict.fromkeys(handle.keys(), single.name))
 
@@ -95,6 +96,17 @@ def check_tensors(model: "StreamedModel", checkpoint: Checkpoint) -> None:
         )
 
 
+def check_files(model: "StreamedModel", folder: Path) -> Any:
+    """Holds a model's folder to what a run needs of it, headers only; its tokenizer.
+
+    Raises:
+        CompressError: the weights are not there, not whole or another architecture's; no tokenizer.
+    """
+    check_weights(folder)
+    check_tensors(model, open_checkpoint(folder))
+    return tokenizer(folder)
+
+
 def text_config(config: Mapping[str, Any], where: str) -> Any:
     """The transformers config object of a decoder-only language model.
 
@@ -125,7 +137,8 @@ def _readable_config(where: str) -> Iterator[None]:
         yield
     except mistakes as error:
         said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CompressError(f"config.json does not describe a model: {said}", where=where) from error
+        hint = "correct config.json, or copy the model's own again"
+        raise CompressError(f"config.json does not describe a model: {said}", where=where, hint=hint) from error
 
 
 def family(model_type: str, where: str) -> ModelFamily:
@@ -320,7 +333,8 @@ def open_model(
         reader: gives modules' tensors; by default they are as stored in `folder`.
         where: what errors name, by default the folder.
     """
-    found = family(str(config.get("model_type", "")), where or str(folder))
+    check_kind(config, where or str(folder))
+    found = family(str(config["model_type"]), where or str(folder))
     return StreamedModel(
         skeleton=skeleton(config, where or str(folder)),
         family=found,
