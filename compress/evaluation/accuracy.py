@@ -12,6 +12,7 @@ Left out: tasks that generate text; few-shot prompts; chat templates.
 """
 
 import contextlib
+import difflib
 import hashlib
 import importlib.metadata
 import json
@@ -27,7 +28,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
-from compress.errors import CompressError
+from compress.errors import CompressError, nearest
 from compress.evaluation.likelihood import Tokens, score
 from compress.models.load import hush, tokenizer
 from compress.paths import data_dir
@@ -116,12 +117,19 @@ def _load_task(name: str) -> Any:
     if name not in manager.all_subtasks and not home:
         manager = TaskManager()
     if name not in manager.all_subtasks:
-        raise CompressError(f"lm-eval has no task {name!r}", hint="`lm-eval ls tasks` lists them; a suite names tasks, not groups")
+        hint = "`lm-eval ls tasks` lists them; a suite names tasks, not groups"
+        raise CompressError(f"unknown task {name!r}; {nearest(name, _known(manager, name))}", hint=hint)
     with _data_errors(name), contextlib.chdir(home or Path.cwd()):  # data_files are relative to the working directory
         task = manager.load(name)["tasks"][name]
     if task.OUTPUT_TYPE not in _KINDS:
         raise CompressError(f"task {name!r} generates text; only tasks scored by likelihood are run")
     return task
+
+
+def _known(manager: TaskManager, name: str) -> list[str]:
+    """A few of thousands of names: our own, and those of lm-eval that are spelt most like it."""
+    ours = [path.stem for path in (data_dir("eval") / "tasks").glob("*/*.yaml")]
+    return [*ours, *difflib.get_close_matches(name, manager.all_subtasks, n=5)]
 
 
 def _place(name: str) -> tuple[list[Path], Path | None]:
@@ -134,7 +142,8 @@ def _place(name: str) -> tuple[list[Path], Path | None]:
     if data and (local / f"{name}.yaml").is_file():
         folder = Path(data).expanduser()
         if not folder.is_dir():
-            raise CompressError("COMPRESS_DATA_DIR names no folder", where=data, hint="set it to the folder with the tasks' JSONL files")
+            hint = "set it to the folder with the tasks' JSONL files"
+            raise CompressError("COMPRESS_DATA_DIR names no folder", where=data, hint=hint)
         return [local], folder.resolve()
     # Indexing all of lm-eval takes seconds: look into the folders that are called like the task's beginning first.
     return [p for p in _LM_EVAL_TASKS.iterdir() if p.is_dir() and name.startswith(p.name)], None
@@ -142,12 +151,9 @@ def _place(name: str) -> tuple[list[Path], Path | None]:
 
 @contextlib.contextmanager
 def _data_errors(name: str) -> Iterator[None]:
-    from datasets.exceptions import DatasetNotFoundError
-    from huggingface_hub.errors import HfHubHTTPError
-
     try:
         yield
-    except (OSError, ValueError, DatasetNotFoundError, HfHubHTTPError) as error:
+    except (OSError, ValueError) as error:  # what datasets and the hub's library raise are OSErrors
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CompressError(
             f"the documents of task {name!r} cannot be had: {first}",

@@ -7,7 +7,7 @@ Left out: intervals of the divergence, and a noise floor.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +58,9 @@ def compare_hidden(
         tokens_NT: the windows, int64.
     """
     parts: list[Fidelity] = []
-    vocabulary = 0
     for n, tokens_T in enumerate(tokens_NT):
         base_1TD, artifact_1TD = hidden(n)
-        vocabulary = vocabulary or heads[0](base_1TD[:, :1]).shape[-1]
-        size = max(1, _LOGITS // vocabulary)
-        for start in range(0, len(tokens_T) - 1, size):
-            end = min(start + size, len(tokens_T) - 1)
+        for start, end in _pieces(heads[0], base_1TD):
             logits = [head(h[:, start:end])[0] for head, h in zip(heads, (base_1TD, artifact_1TD), strict=True)]
             parts.append(compare_logits(logits[0], logits[1], tokens_T[start + 1 : end + 1]))
     return Fidelity(
@@ -73,6 +69,24 @@ def compare_hidden(
         torch.cat([p.kld_P for p in parts]),
         torch.cat([p.agree_P for p in parts]),
     )
+
+
+def next_token_nll(head: Head, hidden: Callable[[int], Tensor], tokens_NT: Tensor) -> Tensor:
+    """Negative log-likelihood of every next token, nats, float64 [N (T − 1)]."""
+    parts = []
+    for n, tokens_T in enumerate(tokens_NT):
+        hidden_1TD = hidden(n)
+        for start, end in _pieces(head, hidden_1TD):
+            log_p = head(hidden_1TD[:, start:end])[0].log_softmax(-1)
+            parts.append(-log_p.gather(-1, tokens_T[start + 1 : end + 1].unsqueeze(-1)).squeeze(-1).double())
+    return torch.cat(parts)
+
+
+def _pieces(head: Head, hidden_1TD: Tensor) -> Iterator[tuple[int, int]]:
+    """Spans of the positions with a next token, of so many that their logits stay few."""
+    last = hidden_1TD.shape[1] - 1
+    size = max(1, _LOGITS // head(hidden_1TD[:, :1]).shape[-1])
+    return ((start, min(start + size, last)) for start in range(0, last, size))
 
 
 def fidelity_rows(found: Fidelity, task: str, conditions: dict[str, Any], windows: int) -> list[Row]:

@@ -51,7 +51,7 @@ class Runtime(Protocol):
         """`n` forward passes of one token each, greedily, after `prefill`; the `n` tokens chosen `[B, n]`."""
 
     def follow(self, rows_R: Tensor, tokens_RT: Tensor) -> Tensor:
-        """Logits `[R, T, V]` of `tokens_RT`, each row after what row `rows_R[r]` of the cache holds; the cache follows."""
+        """Go on from rows `rows_R` of the cache, each any number of times, with `tokens_RT`; logits `[R, T, V]`."""
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """The logits of every position `[B, T, V]`; touches no cache."""
@@ -142,7 +142,7 @@ class HfRuntime:
             return self._step(tokens_BT, cache=self._cache)
 
     def follow(self, rows_R: Tensor, tokens_RT: Tensor) -> Tensor:
-        """Go on from chosen rows of the cache, each of them any number of times; logits `[R, T, V]`."""
+        """Go on from chosen rows of the cache, which then holds the result; logits `[R, T, V]`."""
         assert self._cache is not None, "follow continues a prefill"
         with torch.inference_mode():
             self._cache.reorder_cache(rows_R)
@@ -177,6 +177,18 @@ class HfRuntime:
         logits_BV: Tensor = out.logits[:, -1]
         self._cache, self._next_B1 = out.cache, logits_BV.argmax(dim=-1, keepdim=True)
         return logits_BV
+
+
+def parameter_count(path: Path) -> int:
+    """Parameters of the model that a folder's config.json describes, a tied head counted once; reads no weights."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    _require_folder(path)
+    with _readable_errors(path), torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        model = auto.from_config(config, trust_remote_code=False)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _expanding(path: Path) -> dict[str, Any]:
