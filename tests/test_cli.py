@@ -143,7 +143,7 @@ def test_models_json_and_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 80
 
 
-# ---- mistakes  (tests/test_mistakes.py has the table)
+# ---- mistakes: the table of them is in test_mistakes.py
 
 
 @pytest.mark.usefixtures("offline")
