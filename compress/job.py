@@ -64,7 +64,7 @@ def prepare(recipe: str, model: str, *, suite: str | None = None, evaluate: bool
     chosen = load_suite(suite or file.recipe.evaluate.suite)
     source = resolve_model(model, weights=False)
     job = _job(file, source, chosen, _plain_model(source, _no_weights), data=None)
-    if evaluate:
+    if evaluate and not job.plan.refusals:
         text, where = chosen.text, f"suite {chosen.name}, `text`"
         check_positions(text.seq_len, int(source.config.get("max_position_embeddings") or 0), where)
         check_evaluation(text.dataset, job.words, windows=text.windows, seq_len=text.seq_len, where=where)
@@ -90,8 +90,6 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
     needs_data = any(method_of(step).statistics for step in file.recipe.steps)
     with file.located():
         data = data or (resolve_dataset(settings) if needs_data else _no_data())
-        if needs_data and words is not None:
-            check_length(data, settings, words, heldout=heldout_windows(settings.samples), vocabulary=shapes.vocab_size)
     fmt = resolve(FORMATS, file.recipe.format, kind="format")
     calibration = {
         "dataset": data.dataset, "asked": data.asked, "reason": data.reason, "seq_len": settings.seq_len,
@@ -102,6 +100,9 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
         file.recipe, shapes, model.family, fmt,
         names=(source.name, file.name), calibration=calibration, suite=suite.name,
     )  # fmt: skip
+    if needs_data and words is not None and not plan.refusals:
+        with file.located():
+            check_length(data, settings, words, heldout=heldout_windows(settings.samples), vocabulary=shapes.vocab_size)
     return Job(file, source, plan, data, suite, model, fmt, words)
 
 

@@ -25,6 +25,7 @@ from compress.tables import resolve
 _STEP = "write `steps: [{method: gptq, scheme: W4A16}]`, or look at a shipped recipe in recipes/"
 T = TypeVar("T", bound=BaseModel)
 _MOST_BYTES = 1 << 20  # of a YAML file; ours have some hundreds
+_MOST_DEPTH = 50  # of brackets within brackets; a recipe needs five
 _MOST_NODES = 10_000  # of a document once its aliases are written out
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _UNION_BRANCH = re.compile(r"(Scheme|str|function-after\[.*)$")  # pydantic's names for them in a location
@@ -225,8 +226,6 @@ def read_yaml(text: str, where: str) -> tuple[yaml.Node, dict[str, Any]]:
                 hint="write the values out",
             )
         document = yaml.safe_load(text)
-    except RecursionError as error:
-        raise CompressError("the YAML is nested too deeply", where=where, hint=hint) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CompressError(f"not valid YAML: {error.problem}", where=f"{where}:{line}", hint=hint) from error
@@ -240,8 +239,12 @@ def read_yaml(text: str, where: str) -> tuple[yaml.Node, dict[str, Any]]:
 
 
 def _refuse_tags(text: str, where: str) -> None:
-    """No value needs a tag, and Python's make objects or call functions."""
+    """No value needs a tag, and Python's make objects or call functions; nor are deep nests read any further."""
+    depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_DEPTH:
+            raise CompressError("the YAML is nested too deeply", where=where, hint="mend the YAML there")
         tag = getattr(event, "tag", None)
         mark = event.start_mark
         if tag is not None and mark is not None:

@@ -143,56 +143,7 @@ def test_models_json_and_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 80
 
 
-# ---- mistakes
-
-MISTAKES: dict[str, tuple[list[str], list[str]]] = {
-    # what is wrong: (arguments, words of the message); MODEL and RECIPE stand for good ones
-    "an unknown recipe": (["plan", "gptq-4bits", "--model", "MODEL"], ["did you mean 'gptq-4bit'", "rtn-4bit"]),
-    "an unknown recipe to run": (["run", "rtn4bit", "--model", "MODEL"], ["did you mean 'rtn-4bit'"]),
-    "a missing recipe file": (["plan", "./no.yaml", "--model", "MODEL"], ["no recipe file './no.yaml'"]),
-    "a wrong key": (["plan", "WRONG", "--model", "MODEL"], ["'formt'", "did you mean 'format'", ".yaml:5"]),
-    "an unknown model": (["plan", "RECIPE", "--model", "llama3-8"], ["did you mean 'llama3-8b'"]),
-    "a missing folder": (["run", "RECIPE", "--model", "./no/model"], ["no such folder", "no/model"]),
-    "an unknown suite": (
-        ["plan", "RECIPE", "--model", "MODEL", "--suite", "embeded"], ["did you mean 'embedded'"],
-    ),
-    "no threads": (["run", "RECIPE", "--model", "MODEL", "--threads", "0"], ["--threads must be from 1 to"]),
-    "no report": (["report", "nowhere"], ["No report", "nowhere"]),
-    "a refused plan": (
-        ["run", "REFUSED", "--model", "MODEL"], ["group_size 96 does not divide", "[64, 32, 16]"],
-    ),
-    "a folder that is not ours": (
-        ["run", "RECIPE", "--model", "MODEL", "--out", "MODEL", "--no-eval"], ["MODEL"],
-    ),
-    "a file for a folder": (["run", "RECIPE", "--model", "MODEL", "--out", "RECIPE", "--no-eval"], ["RECIPE"]),
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_a_message_and_code_2(
-    case: str, as_json: bool, tiny: MakeTiny, recipe: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = tiny("llama", tied=True)
-    before = sorted(model.iterdir())
-    Path("wrong.yaml").write_text(RECIPE + "formt: dense\n")
-    Path("refused.yaml").write_text(RECIPE.replace("W8A16}", "W8A16, group_size: 96}"))
-    places = {"MODEL": str(model), "RECIPE": recipe, "WRONG": "wrong.yaml", "REFUSED": "refused.yaml"}
-    arguments, words = MISTAKES[case]
-    code = cli.main([places.get(a, a) for a in arguments] + ["--json"] * as_json)
-    said = capsys.readouterr()
-    assert code == 2
-    assert said.err.startswith("error: ") or "\nerror: " in said.err  # a progress bar may stand before it
-    assert "Traceback" not in said.err
-    assert [word for word in words if places.get(word, word) not in said.err] == []
-    if as_json:
-        error = one_document(said.out)["error"]
-        assert set(error) == {"what", "where", "do"}
-        assert error["what"] in said.err
-    else:
-        assert said.out == ""
-    assert sorted(model.iterdir()) == before
+# ---- mistakes: the table of them is in test_mistakes.py
 
 
 @pytest.mark.usefixtures("offline")

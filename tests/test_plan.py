@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import MakeTiny
 
+from compress.errors import CompressError
 from compress.formats.compressed_tensors import COMPRESSED_TENSORS
 from compress.formats.dense import DENSE
 from compress.job import prepare

@@ -338,13 +338,14 @@ def _too_short(
 ) -> CompressError:
     """Never silently fewer windows: how many tokens there are, how many are needed, what to do."""
     samples, seq_len, tokens = calibration.samples, calibration.seq_len, counts["available_tokens"]
-    fewer = f"`samples: {have - heldout}` or less" if have > heldout else "fewer samples"
+    fewer = f"`samples: {have - heldout}` or less, " if have > heldout else ""
+    dropped = counts["duplicate_windows"]
+    repeated = f" ({dropped} repeated ones dropped)" if dropped else ""
     shorter = tokens // (samples + heldout)
     seq = f"`seq_len: {shorter}` or less" if 8 <= shorter < seq_len else "a shorter seq_len"
     return CompressError(
-        f"dataset {resolved.dataset!r} is too short: {tokens:,} tokens, {have} windows of {seq_len} "
-        f"({counts['duplicate_windows']} repeated ones dropped); {samples} samples and {heldout} held-out "
-        f"windows need {(samples + heldout) * seq_len:,} tokens",
+        f"dataset {resolved.dataset!r} is too short: {tokens:,} tokens, {have} windows of {seq_len}{repeated}; "
+        f"{samples} samples and {heldout} held-out windows need {(samples + heldout) * seq_len:,} tokens",
         where="calibration",
-        hint=f"{fewer}, {seq}, or another dataset",
+        hint=f"{fewer}{seq}, or another dataset",
     )

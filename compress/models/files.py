@@ -130,16 +130,13 @@ def _check_file(path: Path) -> set[str]:
 
 
 def _conversion(folder: Path) -> str:
-    """The commands that make a safetensors checkpoint of a pickled one."""
+    """The command that makes a safetensors checkpoint of a pickled one; it can be copied with its indentation."""
     name, made = str(folder), f"{folder}-safetensors"
     return (
         f"where you trust whoever made it, convert it, and give {made}:\n"
-        "    python - <<'END'\n"
-        "    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        f'    model = AutoModelForCausalLM.from_pretrained({name!r}, dtype="auto")\n'
-        f"    model.save_pretrained({made!r})\n"
-        f"    AutoTokenizer.from_pretrained({name!r}).save_pretrained({made!r})\n"
-        "    END"
+        '    python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; \\\n'
+        f"      M.from_pretrained({name!r}).save_pretrained({made!r}); \\\n"
+        f'      T.from_pretrained({name!r}).save_pretrained({made!r})"'
     )
 
 
