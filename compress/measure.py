@@ -9,7 +9,7 @@ import torch
 
 from compress import artifact, keys
 from compress.evaluation import card, memory, page, questions, report, speed
-from compress.evaluation.compare import accuracy_rows, verdict
+from compress.evaluation.compare import Results, accuracy_rows, verdict
 from compress.evaluation.metrics import Row, row
 from compress.evaluation.suite import Suite
 from compress.evaluation.worker import measure_fidelity, streamed
@@ -62,8 +62,7 @@ def evaluate(asked: Evaluation, document: Document, progress: Progress) -> Docum
             lock["stages"][name] = key
             lock["suite"] = asked.suite.model_dump(mode="json")
             publish(asked.home, with_verdict(document, asked), lock, charts=True)
-    document = with_verdict(document, asked)
-    return document
+    return with_verdict(document, asked)
 
 
 def check(asked: Evaluation) -> None:
@@ -88,7 +87,10 @@ def _stages(asked: Evaluation) -> dict[str, tuple[str, Stage]]:
     if asked.ours:
         found["whole"] = keys.stage_key([asked.made], "verify.py", "runtimes/hf.py"), _reload
     text = [*asked.depends, artifact.digest(asked.tokens_NT.tolist())]
-    found["fidelity"] = keys.stage_key(text, "evaluation/fidelity.py", "evaluation/stream.py"), _fidelity
+    found["fidelity"] = (
+        keys.stage_key(text, "evaluation/fidelity.py", "evaluation/worker.py", "evaluation/stream.py"),
+        _fidelity,
+    )
     answered = [*asked.depends, tasks, questions.source()]
     sources = ("evaluation/accuracy.py", "evaluation/likelihood.py", "evaluation/compare.py", "runtimes/hf.py")
     found["accuracy"] = keys.stage_key(answered, *sources), _accuracy
@@ -153,7 +155,7 @@ def _accuracy(asked: Evaluation, document: Document, progress: Progress) -> Docu
         return _with_note(_with_rows(document, [], stale), note)
     documents = questions.documents(asked.suite)
 
-    def answers(folder: Path, name: str) -> questions.Results:
+    def answers(folder: Path, name: str) -> Results:
         return questions.answers(
             folder, documents, dtype=dtype, threads=torch.get_num_threads(),
             progress=lambda done, total: progress(name, done, total),
@@ -216,7 +218,7 @@ def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: boo
     recipe_file = home / "recipe.yaml"
     recipe_yaml = recipe_file.read_text(encoding="utf-8") if recipe_file.is_file() else None
     plan = read_plan(home)
-    replace(home / "report.html", page.html(document, recipe_yaml, plan and plan_text(plan)).encode())
+    replace(home / "report.html", page.html(document, recipe_yaml, plan_text(plan) if plan else None).encode())
     if recipe_yaml is not None:
         name = str(document["artifact"].get("recipe") or recipe_file.stem)
         readme = card.card(document, name, recipe_yaml, lock["model"]["license"])

@@ -84,7 +84,7 @@ class Scored(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         scores = iter(self._score(pairs))
         return [sum(next(scores).logprob for _ in range(count)) for count in counts]
 
-    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
         """Not offered: tasks that generate text are refused before."""
         raise AssertionError("a task that generates text")
 

@@ -26,9 +26,10 @@ def accuracy_rows(base: Results | None, artifact: Results, suite: Suite, conditi
     assert suite.accuracy is not None
     rows: list[Row] = []
     pooled: list[Array] = []
+    conditions = {**conditions, "backend": next(iter(artifact.values()))["backend"]}
     for task in suite.accuracy.tasks:
         found = artifact[task.task]
-        where = {**conditions, "backend": found["backend"], "task_version": found["version"]}
+        where = {**conditions, "task_version": found["version"]}
         for subject, results in (("base", base), ("artifact", artifact)):
             if results is not None:
                 rows += _task_rows(subject, task.task, results[task.task], where)  # type: ignore[arg-type]

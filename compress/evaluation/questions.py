@@ -61,7 +61,12 @@ def answers(
         pass  # not there, or damaged: asked again
     request = {"tasks": asked, "model": str(model.resolve()), "runtime": "hf", "dtype": dtype, "threads": threads}
     results: Results = call(
-        "compress.evaluation.accuracy", request, what="scoring the tasks", where=str(model), progress=progress, online=True
+        "compress.evaluation.accuracy",
+        request,
+        what="scoring the tasks",
+        where=str(model),
+        progress=progress,
+        online=True,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, json.dumps({"sha256": digest(results), "results": results}).encode())

@@ -103,7 +103,9 @@ def load_suite(suite: str) -> Suite:
     found = validate(Suite, {"name": path.stem, **document}, str(path), node, ())
     tasks = found.accuracy.tasks if found.accuracy else ()
     if found.basis == "accuracy" and not any(task.metric in BINARY for task in tasks):
-        raise CompressError("basis: accuracy needs a task with the metric acc or acc_norm", where=place(str(path), node, ("basis",)))
+        raise CompressError(
+            "basis: accuracy needs a task with the metric acc or acc_norm", where=place(str(path), node, ("basis",))
+        )
     load_sample(found)
     return found
 

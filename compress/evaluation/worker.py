@@ -67,15 +67,17 @@ def answer(request: dict[str, Any]) -> list[Row]:
     whole = request["conditions"]["runtime"] == "hf"
     task, conditions, total = request["task"], request["conditions"], len(folders)
     run = _whole if whole else _streamed
-    models = [
-        run(folder, tokens_NT, lambda done, parts, i=i: tell(i * parts + done, total * parts), request["threads"])
-        for i, folder in enumerate(folders)
-    ]
+    models = [run(folder, tokens_NT, _share(i, total), request["threads"]) for i, folder in enumerate(folders)]
     if len(models) == 1:
         return [perplexity_row("artifact", next_token_nll(*models[0], tokens_NT), task, conditions)]
     (base_head, base), (head, artifact) = models
     found = compare_hidden((base_head, head), lambda n: (base(n), artifact(n)), tokens_NT)
     return fidelity_rows(found, task, conditions, len(tokens_NT))
+
+
+def _share(index: int, count: int) -> Progress:
+    """Tells of one model's progress as its share of all."""
+    return lambda done, parts: tell(index * parts + done, count * parts)
 
 
 def _streamed(folder: Path, tokens_NT: Tensor, progress: Progress, threads: int) -> Predictions:  # noqa: ARG001

@@ -14,6 +14,7 @@ token, other devices than the CPU, code from the checkpoint (`trust_remote_code`
 """
 
 import contextlib
+import functools
 import gc
 import json
 import warnings
@@ -179,6 +180,7 @@ class HfRuntime:
         return logits_BV
 
 
+@functools.cache
 def parameter_count(path: Path) -> int:
     """Parameters of the model that a folder's config.json describes, a tied head counted once; reads no weights."""
     import transformers
