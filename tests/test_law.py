@@ -42,7 +42,8 @@ recipe plan plan_text
 shards artifact
 runtimes runtimes.hf runtimes.draw
 evaluation.stream evaluation.suite evaluation.fidelity evaluation.worker evaluation.speed
-evaluation.report evaluation.text evaluation.rows evaluation.table evaluation.page evaluation.card
+evaluation.report evaluation.text evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
+evaluation.figures evaluation.page evaluation.card
 verify keys job windows measure pipeline __init__
 cli __main__
 """.split()  # noqa: SIM905  # a page of names reads better without quotes
@@ -51,7 +52,7 @@ MODULES = ["compress" if name == "__init__" else f"compress.{name}" for name in 
 # Where a library may be imported: files, or folders with "/".
 LIBRARIES = {
     "accelerate": ["models/"],
-    "altair": ["evaluation/charts.py"],
+    "altair": ["evaluation/charts.py", "evaluation/draw.py", "evaluation/marks.py"],
     "compressed_tensors": ["formats/compressed_tensors.py"],
     "datasets": ["calibration/hub_sets.py"],
     "gguf": ["formats/gguf.py", "models/packaged.py"],

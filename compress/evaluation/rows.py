@@ -73,6 +73,7 @@ COST = (
     Spec("compress_cpu_s", "CPU time to compress", show_seconds, always=False),
     Spec("compress_peak_bytes", "peak memory to compress", show_bytes, always=False),
 )
+DIVERGENCE = ("kld_mean", "kld_median", "kld_p90", "kld_p99", "top1_agreement")
 SPECS = {spec.metric: spec for spec in (*ACCURACY, *LIKELIHOOD, *COST)}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from compress.evaluation.metrics import Row
 from compress.evaluation.report import Report
-from compress.evaluation.rows import POOLED, SPECS, Group, Spec, groups, headline, lone
+from compress.evaluation.rows import DIVERGENCE, POOLED, SPECS, Group, Spec, groups, headline, lone, place
 from compress.evaluation.text import MISSING, plain, show_percent
 
 WIDTH = 80
@@ -86,33 +86,51 @@ class TaskLine:
     change_range: str
     flips: str
     n: str
+    main: bool  # the task's main metric
+    all: bool = False  # stands for all tasks
 
 
 def task_lines(report: Report) -> list[TaskLine]:
-    """A line for each task and metric; the paired difference stands beside the task's main metric."""
+    """A line for each task and metric; the paired difference stands beside the task's main metric.
+
+    What was measured of pairs alone, as for all tasks together, comes last.
+    """
     main = headline(report)
-    pairs: dict[tuple[str, str], Row] = {}
+    pairs: dict[str, dict[str, Row]] = {}
     for row in report["measurements"]:
         if row["metric"] in ("acc_delta", "flips"):
-            pairs.setdefault((row["metric"], row["task"]), row)
+            pairs.setdefault(row["task"], {}).setdefault(row["metric"], row)
     found = []
     for metric in ("acc", "acc_norm"):
         for group in groups(report, SPECS[metric]):
-            paired = main[group.task] == metric
-            delta = pairs.get(("acc_delta", group.task)) if paired else None
-            flips = pairs.get(("flips", group.task)) if paired else None
-            found.append(_task_line(metric, group, delta, flips))
-    order = list(dict.fromkeys(line.task for line in found))
-    return sorted(found, key=lambda line: order.index(line.task))
+            is_main = main[group.task] == metric
+            pair = pairs.get(group.task, {}) if is_main else {}
+            found.append((group.task, _task_line(metric, group, pair, is_main)))
+    order = list(main)
+    found.sort(key=lambda item: order.index(item[0]))
+    return [line for _, line in found] + [_pair_line(task, pair) for task, pair in pairs.items() if task not in main]
 
 
-def _task_line(metric: str, group: Group, delta: Row | None, flips: Row | None) -> TaskLine:
+def _task_line(metric: str, group: Group, pair: dict[str, Row], main: bool) -> TaskLine:
     line = _line(SPECS[metric], group.label, group.rows)
     change, change_range = line.change, ""
-    if delta is not None and delta["value"] is not None:
-        change, change_range = shown(SPECS["acc_delta"], delta["value"]), show_range(SPECS["acc_delta"], delta)
-    return TaskLine(group.where, metric.replace("_", " "), line.base, line.base_range, line.artifact,
-                    line.artifact_range, change, change_range, show_flips(flips), line.n)  # fmt: skip
+    if "acc_delta" in pair and pair["acc_delta"]["value"] is not None:
+        change, change_range = _show_delta(pair)
+    return TaskLine(group.where or group.task, metric.replace("_", " "), line.base, line.base_range, line.artifact,
+                    line.artifact_range, change, change_range, show_flips(pair.get("flips")), line.n,
+                    main)  # fmt: skip
+
+
+def _pair_line(task: str, pair: dict[str, Row]) -> TaskLine:
+    n = next(iter(pair.values()))["n"]
+    return TaskLine(task, "", MISSING, "", MISSING, "", *_show_delta(pair), show_flips(pair.get("flips")),
+                    MISSING if n is None else f"{n:,}", main=True, all=task == POOLED)  # fmt: skip
+
+
+def _show_delta(pair: dict[str, Row]) -> tuple[str, str]:
+    delta = pair.get("acc_delta")
+    spec = SPECS["acc_delta"]
+    return shown(spec, delta["value"] if delta else None), show_range(spec, delta)
 
 
 def show_flips(row: Row | None) -> str:
@@ -121,6 +139,34 @@ def show_flips(row: Row | None) -> str:
         return MISSING
     gained, lost = row["context"].get("gained"), row["context"].get("lost")
     return show_percent(row["value"]) if gained is None or lost is None else f"{lost} lost, {gained} gained"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table with a column for each metric and a line for each text."""
+
+    columns: list[str]
+    lines: list[tuple[str, list[tuple[str, str]], str]]  # text, (value, range) of each column, n
+
+
+def divergence(report: Report) -> Grid:
+    """How far the predictions are from the base's: mean and percentiles side by side, a line for each text."""
+    cells: dict[str, dict[str, Row]] = {}
+    names: dict[str, str] = {}
+    for metric in DIVERGENCE:
+        for group in groups(report, SPECS[metric]):
+            if "pair" in group.rows:
+                key = place(group.rows["pair"])
+                cells.setdefault(key, {})[metric] = group.rows["pair"]
+                names.setdefault(key, group.where or group.task)
+    seen = [metric for metric in DIVERGENCE if any(metric in found for found in cells.values())]
+    made = []
+    for key, found in cells.items():
+        line = [(shown(SPECS[m], found[m]["value"]), show_range(SPECS[m], found[m])) if m in found else (MISSING, "")
+                for m in seen]  # fmt: skip
+        n = next(iter(found.values()))["n"]
+        made.append((names[key], line, MISSING if n is None else f"{n:,}"))
+    return Grid([SPECS[metric].label for metric in seen], made)
 
 
 def summary_lines(report: Report) -> list[Line]:
