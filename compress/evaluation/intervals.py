@@ -30,7 +30,9 @@ def bootstrap(statistic: Callable[[Array], float], values_NK: Array, seed: int =
     generator = np.random.default_rng(seed)
     n = len(values_NK)
     drawn = np.array([statistic(values_NK[generator.integers(0, n, n)]) for _ in range(_DRAWS)])
-    low, high = np.quantile(drawn, [0.025, 0.975], method="closest_observation")
+    if np.isnan(drawn).mean() > 0.025:
+        return math.nan, math.nan
+    low, high = np.nanquantile(drawn, [0.025, 0.975], method="closest_observation")
     return float(low), float(high)
 
 
