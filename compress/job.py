@@ -1,6 +1,7 @@
 """A job: a recipe resolved against a model and its data, before any weights are read; then with its weights."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -61,11 +62,13 @@ def prepare(recipe: str, model: str, *, suite: str | None = None, evaluate: bool
         evaluate: whether the suite's text must be there.
     """
     file = load(recipe)
-    chosen = load_suite(suite or file.recipe.evaluate.suite)
+    asked = suite or file.recipe.evaluate.suite
+    with nullcontext() if suite else file.located():
+        chosen = load_suite(asked)
     source = resolve_model(model, weights=False)
     job = _job(file, source, chosen, _plain_model(source, _no_weights), data=None)
     if evaluate and not job.plan.refusals:
-        text, where = chosen.text, f"suite {chosen.name}, `text`"
+        text, where = chosen.text, f"suite {asked}, `text`"
         check_positions(text.seq_len, int(source.config.get("max_position_embeddings") or 0), where)
         check_evaluation(text.dataset, job.words, windows=text.windows, seq_len=text.seq_len, where=where)
     return job
