@@ -360,13 +360,8 @@ def _bounds_at(model: type[BaseModel], loc: Sequence[str | int]) -> str:
         model = (_model_in(model.model_fields[part].annotation) if part in model.model_fields else None) or model
     field = model.model_fields.get(names[-1]) if names else None
     limits: list[Any] = field.metadata if field else []
-    said = [
-        f"{words} {getattr(limit, name):g}"
-        for limit in limits
-        for name, words in _BOUNDS.items()
-        if hasattr(limit, name)
-    ]
-    return " and ".join(said)
+    found = ((words, getattr(limit, bound, None)) for limit in limits for bound, words in _BOUNDS.items())
+    return " and ".join(f"{words} {value:g}" for words, value in found if value is not None)
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
