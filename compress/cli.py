@@ -18,10 +18,19 @@ _MOST_THREADS = 1024
 _MACHINE_SAYS_NO = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG,
 }  # fmt: skip
+CHANGES: dict[str, tuple[str, type]] = {  # options that stand in place of a recipe's values
+    "--suite": ("evaluate.suite", str),
+    "--format": ("format", str),
+    "--dataset": ("calibration.dataset", str),
+    "--samples": ("calibration.samples", int),
+    "--seq-len": ("calibration.seq_len", int),
+    "--seed": ("calibration.seed", int),
+}
 EPILOG = """\
 examples:
   compress run gptq-4bit --model smollm2-135m     make, verify and measure an artifact
   compress plan gptq-4bit --model llama3-8b       see what would be done, in seconds
+  compress eval artifacts/smollm2-135m--gptq-4bit --suite core
   compress report artifacts/smollm2-135m--gptq-4bit
   compress recipes                                what can be made
   compress models                                 names of models
@@ -44,9 +53,15 @@ def parser() -> argparse.ArgumentParser:
     _recipe_and_model(run)
     run.add_argument("--out", type=Path, help="folder of the artifact (artifacts/<model>--<recipe>)")
     run.add_argument("--no-eval", action="store_true", help="stop after the verified artifact: no measurements")
-    run.add_argument("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    _machine(run)
     plan = _add(commands, "plan", "show what a run would do; reads no weights")
     _recipe_and_model(plan)
+    judge = _add(commands, "eval", "measure an artifact, or any checkpoint that transformers loads")
+    judge.add_argument("target", metavar="PATH_OR_ID", help="an artifact, a model's folder, name or hub id")
+    judge.add_argument("--suite", help="a name or a YAML file (embedded)")
+    judge.add_argument("--against", metavar="BASE", help="the model to compare with (an artifact's own base)")
+    judge.add_argument("--out", type=Path, help="folder of the report (the artifact's, else evaluations/<name>)")
+    _machine(judge)
     show = _add(commands, "report", "print an artifact's report")
     show.add_argument("artifact", type=Path, help="folder of an artifact")
     _add(commands, "recipes", "list the shipped recipes")
@@ -63,7 +78,13 @@ def _add(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
 def _recipe_and_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("recipe", metavar="RECIPE", help="name of a shipped recipe, or a YAML file")
     command.add_argument("--model", required=True, help="name, hub id or folder")
-    command.add_argument("--suite", help="measure by this suite (a name or a YAML file), not the recipe's")
+    for flag, (key, kind) in CHANGES.items():
+        command.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=f"in place of the recipe's {key}")
+
+
+def _machine(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    command.add_argument("--device", default="auto", help="auto or cpu")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,16 +126,36 @@ def _run(options: argparse.Namespace) -> int:
     _quiet(options.threads)
     with _Bars(silent=options.json) as bars:
         outcome = run(
-            options.recipe, options.model, options.out, suite=options.suite, evaluate=not options.no_eval,
+            options.recipe, options.model, options.out, changes=_changes(options), device=options.device,
+            evaluate=not options.no_eval, progress=bars.update,
+        )  # fmt: skip
+    return _say_outcome(outcome, "artifact", options.json)
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from compress.judge import judge
+
+    _quiet(options.threads)
+    with _Bars(silent=options.json) as bars:
+        outcome = judge(
+            options.target, suite=options.suite, against=options.against, out=options.out, device=options.device,
             progress=bars.update,
         )  # fmt: skip
-    if options.json:
-        print(json.dumps({"artifact": str(outcome.folder), "report": outcome.report}))
+    return _say_outcome(outcome, "evaluation", options.json)
+
+
+def _say_outcome(outcome: Any, kind: str, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({kind: str(outcome.folder), "report": outcome.report}))
         return 0
     _print_report(outcome.report)
-    print(f"\nartifact  {outcome.folder}")
-    print(f"report    {outcome.folder / 'report.html'}")
+    print(f"\n{kind:10} {outcome.folder}\n{'report':10} {outcome.folder / 'report.html'}")
     return 0
+
+
+def _changes(options: argparse.Namespace) -> dict[str, Any]:
+    given = {key: getattr(options, flag[2:].replace("-", "_")) for flag, (key, _) in CHANGES.items()}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -122,7 +163,7 @@ def _plan(options: argparse.Namespace) -> int:
     from compress.plan_text import plan_text
 
     _quiet(None)
-    job = prepare(options.recipe, options.model, suite=options.suite)
+    job = prepare(options.recipe, options.model, changes=_changes(options))
     print(json.dumps(job.plan.document()) if options.json else plan_text(job.plan))
     refused = refusal(job)
     if refused:
@@ -142,7 +183,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _print_report(document: dict[str, Any]) -> None:
-    from compress.evaluation.report import summary_table
+    from compress.evaluation.table import summary_table
 
     verified = document["verified"] or {}
     print(f"{document['artifact']['name']}: {', '.join(document['artifact']['scheme'])}")

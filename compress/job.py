@@ -1,7 +1,7 @@
 """A job: a recipe resolved against a model and its data, before any weights are read; then with its weights."""
 
 import json
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -17,7 +17,7 @@ from compress.calibration.data import (
     check_positions,
     resolve_dataset,
 )
-from compress.errors import CompressError
+from compress.errors import CompressError, nearest
 from compress.evaluation.suite import Suite, load_suite
 from compress.formats import FORMATS
 from compress.formats.base import Format
@@ -34,8 +34,10 @@ from compress.models.shapes import shapes_of
 from compress.models.source import Source
 from compress.models.source import resolve as resolve_model
 from compress.plan import Plan, make_plan
-from compress.recipe import RecipeFile, load, method_of
+from compress.recipe import RecipeFile, changed, load, method_of
 from compress.tables import resolve
+
+DEVICES = ("auto", "cpu")
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,18 @@ class Job:
     words: Any = None  # the tokenizer, where the model is a folder here
 
 
-def prepare(recipe: str, model: str, *, suite: str | None = None, evaluate: bool = True) -> Job:
+def prepare(recipe: str, model: str, *, changes: Mapping[str, Any], evaluate: bool = True) -> Job:
     """Resolves recipe, model and data into a plan; no weights are read or downloaded, only a local folder's headers.
 
     Args:
         recipe: a shipped recipe's name, or a path.
         model: an alias, a hub id or a folder.
-        suite: in place of the recipe's.
+        changes: values in place of the recipe's, by dotted keys.
         evaluate: whether the suite's text must be there.
     """
-    file = load(recipe)
-    asked = suite or file.recipe.evaluate.suite
-    with nullcontext() if suite else file.located():
+    file = changed(load(recipe), changes)
+    asked = file.recipe.evaluate.suite
+    with file.located():
         chosen = load_suite(asked)
     source = resolve_model(model, weights=False)
     job = _job(file, source, chosen, _plain_model(source, _no_weights), data=None)
@@ -125,6 +127,15 @@ def fetch(job: Job, name: str) -> Job:
         refuse(job)
     check_tensors(job.model, open_checkpoint(weights_folder(source)))
     return job
+
+
+def check_device(device: str) -> None:
+    """Refuses a device that nothing here runs on yet."""
+    if device not in DEVICES:
+        raise CompressError(
+            f"device {device!r} is not supported; {nearest(device, DEVICES)}", where="--device",
+            hint="this version compresses and measures on the CPU; leave --device out",
+        )  # fmt: skip
 
 
 def refusal(job: Job) -> CompressError | None:

@@ -30,16 +30,26 @@ def stage_key(depends: list[Any], *sources: str) -> str:
     return digest([depends, [file_digest(file) for file in files]])
 
 
+def checkpoint_key(folder: Path) -> str:
+    """What a checkpoint's answers depend on: its config, weights and tokenizer."""
+    return digest([file_digest(folder / "config.json"), folder_digest(folder), _words(folder)])
+
+
+def _words(folder: Path) -> list[tuple[str, str]]:
+    """Digests of the tokenizer's files."""
+    words = sorted({file for pattern in _WORDS for file in folder.glob(pattern) if file.is_file()})
+    return [(file.name, file_digest(file)) for file in words]
+
+
 def compress_key(recipe: Recipe, plan: Plan, source: Source, data: ResolvedData) -> str:
     """What the artifact's weights depend on."""
     assert source.path is not None
     document = recipe.document()
     for cosmetic in ("summary", "evaluate"):
         document.pop(cosmetic)
-    words = sorted({file for pattern in _WORDS for file in source.path.glob(pattern) if file.is_file()})
     depends = [
         document, plan.document()["rows"], plan.sequential, source.config, folder_digest(source.path),
-        [(file.name, file_digest(file)) for file in words], data.dataset, data.sha256,
+        _words(source.path), data.dataset, data.sha256,
         str(calibration_dtype()), torch.__version__, importlib.metadata.version("transformers"),
     ]  # fmt: skip
     methods = [f"methods/{name}.py" for name in ("base", "scale_search", recipe.solver.method)]
@@ -48,7 +58,7 @@ def compress_key(recipe: Recipe, plan: Plan, source: Source, data: ResolvedData)
 
 def versions() -> dict[str, str]:
     """Versions of what computed, for the lock."""
-    names = ("compress", "torch", "transformers", "compressed-tensors", "safetensors", "tokenizers")
+    names = ("compress", "torch", "transformers", "compressed-tensors", "safetensors", "tokenizers", "lm_eval")
     found = {"python": platform.python_version()}
     for name in names:
         try:

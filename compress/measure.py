@@ -1,143 +1,229 @@
-"""What is measured once the artifact is verified: stages by their keys, each published as it ends."""
+"""What is measured of a checkpoint that is there: stages by their keys, each published as it ends."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from compress import artifact, keys
-from compress.evaluation import memory, report, speed
+from compress.evaluation import card, memory, page, questions, report, speed
+from compress.evaluation.compare import Results, accuracy_rows, verdict
 from compress.evaluation.metrics import Row, row
-from compress.evaluation.worker import measure_fidelity
+from compress.evaluation.suite import Suite
+from compress.evaluation.worker import measure_fidelity, streamed
 from compress.files import replace
-from compress.job import Job, weights_folder
+from compress.plan import read_plan
 from compress.plan_text import plan_text
+from compress.runtimes.hf import parameter_count
 from compress.verify import Request, verify
 
 Progress = Callable[[str, int, int], None]  # what runs, how much is done, of how much
+Document = dict[str, Any]
+_OTHERS = ("heldout", "walk", "speed", "checkpoint")  # tasks of rows that no stage of fidelity or accuracy makes
 
 
-def evaluate(
-    job: Job, tokens_NT: torch.Tensor, folder: Path, document: dict[str, Any], progress: Progress
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured of a checkpoint.
+
+    Attributes:
+        home: the folder of report and lock; for an artifact of ours, the artifact's.
+        artifact, base: folders of checkpoints; without a base nothing is compared.
+        suite: what is measured.
+        tokens_NT: the windows of the suite's text.
+        delta: the difference in accuracy that still counts as "as good".
+        made: the key of the artifact's weights.
+        ours: whether the artifact was made here, so that transformers must give the logits that we compute.
+    """
+
+    home: Path
+    artifact: Path
+    base: Path | None
+    suite: Suite
+    tokens_NT: torch.Tensor
+    delta: float
+    made: str
+    ours: bool
+
+    @property
+    def depends(self) -> list[Any]:
+        """What every stage depends on, as plain data."""
+        return [self.made, None if self.base is None else keys.checkpoint_key(self.base)]
+
+
+def evaluate(asked: Evaluation, document: Document, progress: Progress) -> Document:
     """The suite's stages that the lock does not name yet; each is published as it ends."""
-    conditions = {
-        "runtime": "stream", "dtype": "float32", "seq_len": job.suite.text.seq_len,
-        "data": artifact.digest(tokens_NT.tolist())[:16],
-    }  # fmt: skip
-    compress = artifact.read_lock(folder)["stages"]["compress"]
-    points = [p.model_dump() for p in job.suite.speed]
-    stages: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
-        (
-            "whole",
-            keys.stage_key([compress], "verify.py", "runtimes/hf.py"),
-            lambda: _reload(job, folder, document, tokens_NT, progress),
-        ),
-        (
-            "fidelity",
-            keys.stage_key([compress, conditions], "evaluation/fidelity.py", "evaluation/stream.py"),
-            lambda: _fidelity(job, folder, document, tokens_NT, conditions, progress),
-        ),
-        (
-            "speed",
-            keys.stage_key(
-                [compress, points, torch.get_num_threads(), speed.cpu_name()], "evaluation/speed.py", "runtimes/hf.py"
-            ),
-            lambda: _speed(job, folder, document, progress),
-        ),
-    ]
-    for name, key, stage in stages:
-        lock = artifact.read_lock(folder)
+    for name, (key, stage) in _stages(asked).items():
+        lock = artifact.read_lock(asked.home)
         if lock["stages"].get(name) != key:
-            document = stage()
+            document = stage(asked, document, progress)
             lock["stages"][name] = key
-            publish(job, folder, document, lock)
-    return document
+            lock["suite"] = asked.suite.model_dump(mode="json")
+            publish(asked.home, with_verdict(document, asked), lock, charts=True)
+    return with_verdict(document, asked)
 
 
-def _fits(job: Job) -> bool:
-    """Whether the whole model in float32 takes under half the free memory."""
-    return 2 * job.plan.bytes_before < memory.available_memory_bytes() // 2
+def check(asked: Evaluation) -> None:
+    """Refuses what the stages that are to run would refuse, before any of them and before the walk.
+
+    Raises:
+        CompressError: a task of the suite, or its documents, cannot be had.
+    """
+    key, _ = _stages(asked).get("accuracy", (None, None))
+    if key is not None and artifact.read_lock(asked.home).get("stages", {}).get("accuracy") != key:
+        questions.documents(asked.suite)
 
 
-def _reload(
-    job: Job, folder: Path, document: dict[str, Any], tokens_NT: torch.Tensor, progress: Progress
-) -> dict[str, Any]:
+Stage = Callable[[Evaluation, Document, Progress], Document]
+
+
+def _stages(asked: Evaluation) -> dict[str, tuple[str, Stage]]:
+    """Each stage's key and function, in the order in which they run."""
+    points = [p.model_dump() for p in asked.suite.speed]
+    tasks = asked.suite.accuracy.model_dump() if asked.suite.accuracy else None
+    found: dict[str, tuple[str, Stage]] = {}
+    if asked.ours:
+        found["whole"] = keys.stage_key([asked.made], "verify.py", "runtimes/hf.py"), _reload
+    text = [*asked.depends, artifact.digest(asked.tokens_NT.tolist())]
+    found["fidelity"] = (
+        keys.stage_key(text, "evaluation/fidelity.py", "evaluation/worker.py", "evaluation/stream.py"),
+        _fidelity,
+    )
+    answered = [*asked.depends, tasks, questions.source()]
+    sources = ("evaluation/accuracy.py", "evaluation/likelihood.py", "evaluation/compare.py", "runtimes/hf.py")
+    found["accuracy"] = keys.stage_key(answered, *sources), _accuracy
+    timed = [*asked.depends, points, torch.get_num_threads(), speed.cpu_name()]
+    found["speed"] = keys.stage_key(timed, "evaluation/speed.py", "runtimes/hf.py"), _speed
+    return found
+
+
+def _fits(asked: Evaluation, bytes_per_weight: int = 4) -> bool:
+    """Whether the whole model takes under half the free memory."""
+    return bytes_per_weight * parameter_count(asked.artifact) < memory.available_memory_bytes() // 2
+
+
+def _reload(asked: Evaluation, document: Document, progress: Progress) -> Document:
     """Plain transformers loads the artifact, must give our logits, and generates."""
-    if not _fits(job):
+    if not _fits(asked):
         return _with_note(document, "not loaded whole by transformers: in float32 it does not fit in memory here")
     progress("reload", 0, 1)
     found = verify(
         Request(
-            artifact=str(folder.resolve()), base=str(weights_folder(job.source).resolve()), state=None,
-            tokens=tokens_NT[:1].tolist(), whole=True, threads=torch.get_num_threads(),
+            artifact=str(asked.artifact.resolve()), base="", state=None, tokens=asked.tokens_NT[:1].tolist(),
+            whole=True, threads=torch.get_num_threads(),
         )
     )  # fmt: skip
     progress("reload", 1, 1)
     return {**document, "verified": {**document["verified"], **found}}
 
 
-def _fidelity(
-    job: Job, folder: Path, document: dict[str, Any], tokens_NT: torch.Tensor, conditions: dict[str, Any],
-    progress: Progress,
-) -> dict[str, Any]:  # fmt: skip
-    """Perplexity and divergence on the suite's text."""
+def _fidelity(asked: Evaluation, document: Document, progress: Progress) -> Document:
+    """Perplexity, and divergence from the base, on the suite's text."""
+    folders = [folder for folder in (asked.base, asked.artifact) if folder]
+    runtime = "stream" if all(map(streamed, folders)) else "hf"
+
+    def stale(r: Row) -> bool:
+        return r["task"] not in _OTHERS and r["metric"] != "block_error" and "backend" not in r["conditions"]
+
+    if runtime == "hf" and not _fits(asked):
+        note = "perplexity not measured: this architecture or format is not streamed, and does not fit in memory whole"
+        return _with_note(_with_rows(document, [], stale), note)
+    conditions = {
+        "runtime": runtime, "dtype": "float32", "seq_len": asked.suite.text.seq_len,
+        "data": artifact.digest(asked.tokens_NT.tolist())[:16],
+    }  # fmt: skip
     rows = measure_fidelity(
-        weights_folder(job.source), folder, tokens_NT.tolist(), task=job.suite.text.name, conditions=conditions,
+        asked.base, asked.artifact, asked.tokens_NT.tolist(), task=asked.suite.text.name, conditions=conditions,
         threads=torch.get_num_threads(), progress=lambda done, total: progress("fidelity", done, total),
     )  # fmt: skip
-    made = {"heldout", "walk", "speed", "checkpoint"}  # the tasks of other stages' rows
-    return _with_rows(document, rows, lambda r: r["task"] not in made and r["metric"] != "block_error")
+    return _with_rows(document, rows, stale)
 
 
-def size_rows(job: Job, folder: Path) -> list[Row]:
-    """Bytes and bits of base and artifact."""
-    coded = [r for r in job.plan.rows if r.scheme]
-    bits = 8 * sum(r.bytes_before for r in coded) / sum(r.shape[0] * r.shape[1] for r in coded)
-    kv = job.plan.kv_bytes_per_token
-    return [
-        row("size_bytes", "base", "checkpoint", artifact.checkpoint_bytes(weights_folder(job.source))),
-        row("size_bytes", "artifact", "checkpoint", artifact.checkpoint_bytes(folder)),
-        row("bpw", "base", "checkpoint", bits),
-        row("bpw", "artifact", "checkpoint", job.plan.bpw),
-        row("kv_bytes_per_token", "base", "checkpoint", kv),
-        row("kv_bytes_per_token", "artifact", "checkpoint", kv),
-    ]
+def _accuracy(asked: Evaluation, document: Document, progress: Progress) -> Document:
+    """The suite's tasks, by base and artifact on the same documents."""
+
+    def stale(r: Row) -> bool:
+        return "backend" in r["conditions"]
+
+    if asked.suite.accuracy is None:
+        return _with_rows(document, [], stale)
+    dtype = next((d for d, size in (("float32", 4), ("bfloat16", 2)) if _fits(asked, size)), None)
+    if dtype is None:
+        note = "accuracy not measured: the whole model does not fit in memory here"
+        return _with_note(_with_rows(document, [], stale), note)
+    documents = questions.documents(asked.suite)
+
+    def answers(folder: Path, name: str) -> Results:
+        return questions.answers(
+            folder, documents, dtype=dtype, threads=torch.get_num_threads(),
+            progress=lambda done, total: progress(name, done, total),
+        )  # fmt: skip
+
+    base = None if asked.base is None else answers(asked.base, "base tasks")
+    found = answers(asked.artifact, "tasks")
+    questions.keep(asked.home, base, found)
+    conditions = {
+        "runtime": "hf", "device": "cpu", "dtype": dtype, "num_fewshot": 0, "chat_template": False,
+        "sample": asked.suite.accuracy.sample or "all",
+        "data": artifact.digest([[name for _, name in pairs] for pairs in documents.values()])[:16],
+    }  # fmt: skip
+    return _with_rows(document, accuracy_rows(base, found, asked.suite, conditions), stale)
 
 
-def _speed(job: Job, folder: Path, document: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _speed(asked: Evaluation, document: Document, progress: Progress) -> Document:
     """Speed and memory of base and artifact, in turn."""
-    if not job.suite.speed:
-        return _with_rows(document, [], lambda r: r["task"] == "speed")
-    if not _fits(job):
+
+    def stale(r: Row) -> bool:
+        return bool(r["task"] == "speed")
+
+    if not asked.suite.speed:
+        return _with_rows(document, [], stale)
+    if not _fits(asked):
         return _with_note(document, "speed not measured: the whole model does not fit in memory here")
     rows = speed.measure(
-        weights_folder(job.source), folder, grid=[speed.Point(p.batch, p.context, p.output) for p in job.suite.speed],
+        asked.base, asked.artifact, grid=[speed.Point(p.batch, p.context, p.output) for p in asked.suite.speed],
         threads=torch.get_num_threads(), on_progress=lambda _, share: progress("speed", round(100 * share), 100),
     )  # fmt: skip
-    return _with_rows(document, rows, lambda r: r["task"] == "speed")
+    return _with_rows(document, rows, stale)
 
 
-def _with_note(document: dict[str, Any], note: str) -> dict[str, Any]:
+def size_rows(folder: Path, base: Path | None) -> list[Row]:
+    """Bytes of the checkpoints."""
+    rows = [row("size_bytes", "artifact", "checkpoint", artifact.checkpoint_bytes(folder))]
+    if base is not None:
+        rows.insert(0, row("size_bytes", "base", "checkpoint", artifact.checkpoint_bytes(base)))
+    return rows
+
+
+def with_verdict(document: Document, asked: Evaluation) -> Document:
+    """The document with the verdict that its rows support."""
+    return {**document, "verdict": verdict(document["measurements"], asked.suite, asked.delta)}
+
+
+def _with_note(document: Document, note: str) -> Document:
     notes = [*document["artifact"]["notes"], note]
     return {**document, "artifact": {**document["artifact"], "notes": list(dict.fromkeys(notes))}}
 
 
-def _with_rows(document: dict[str, Any], rows: list[Row], stale: Callable[[Row], bool]) -> dict[str, Any]:
+def _with_rows(document: Document, rows: list[Row], stale: Callable[[Row], bool]) -> Document:
     kept = [r for r in document["measurements"] if not stale(r)]
     return {**document, "measurements": kept + rows}
 
 
-def publish(job: Job, folder: Path, document: dict[str, Any], lock: dict[str, Any]) -> None:
-    """Writes report, pages and card, and the lock last."""
-    report.write(folder, document)
-    text = plan_text(job.plan)
-    replace(folder / "report.html", report.html(document, job.recipe.text, text).encode())
-    card = report.card(document, job.recipe.name, job.recipe.text, job.source.license)
-    replace(folder / "README.md", card.encode())
-    skipped = {artifact.LOCK}
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name not in skipped)
+def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: bool) -> None:  # noqa: ARG001
+    """Writes report, pages and card, and the lock last; recipe and plan are what the folder holds."""
+    report.write(home, document)
+    recipe_file = home / "recipe.yaml"
+    recipe_yaml = recipe_file.read_text(encoding="utf-8") if recipe_file.is_file() else None
+    plan = read_plan(home)
+    replace(home / "report.html", page.html(document, recipe_yaml, plan_text(plan) if plan else None).encode())
+    if recipe_yaml is not None:
+        name = str(document["artifact"].get("recipe") or recipe_file.stem)
+        readme = card.card(document, name, recipe_yaml, lock["model"]["license"])
+        replace(home / "README.md", readme.encode())
+    files = sorted(p for p in home.iterdir() if p.is_file() and p.name != artifact.LOCK)
     known = {n: d for n, d in lock.get("files", {}).items() if n.endswith(".safetensors")}  # written once
     lock["files"] = {p.name: known.get(p.name) or artifact.file_digest(p) for p in files}
-    artifact.write_json(folder / artifact.LOCK, lock)
+    artifact.write_json(home / artifact.LOCK, lock)

@@ -4,6 +4,7 @@ Every stage has a key, the hash of what it depends on; a stage whose key stands 
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from compress.evaluation import memory, report
 from compress.evaluation.fidelity import compare_hidden, fidelity_rows
 from compress.evaluation.metrics import Row, row
 from compress.files import replace
-from compress.job import Job, data_document, fetch, prepare, refuse, weights_folder, with_kept_data
+from compress.job import Job, check_device, data_document, fetch, prepare, refuse, weights_folder, with_kept_data
 from compress.measure import Progress, publish, size_rows
 from compress.models.digest import folder_digest
 from compress.models.load import (
@@ -46,17 +47,24 @@ def run(
     model: str,
     out: Path | None,
     *,
-    suite: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    device: str = "auto",
     evaluate: bool = True,
     progress: Progress,
 ) -> Outcome:
     """From a recipe and a model to a verified, measured artifact.
 
+    Args:
+        out: the artifact's folder; by default `artifacts/<model>--<recipe>`.
+        changes: values in place of the recipe's, by dotted keys ("calibration.samples").
+        device: "auto" or "cpu".
+
     Raises:
         CompressError: anything that a person can mend; nothing that was finished is lost.
     """
     memory.return_large_blocks()
-    job = prepare(recipe, model, suite=suite, evaluate=evaluate)
+    check_device(device)
+    job = prepare(recipe, model, changes=changes or {}, evaluate=evaluate)
     refuse(job)
     folder = out or Path("artifacts") / f"{job.source.name}--{job.recipe.name}"
     artifact.check_folder(folder, job.source.path)
@@ -64,20 +72,30 @@ def run(
         _check_machine(job.plan, folder)
     progress("model", 0, 1)
     job = fetch(with_kept_data(job, folder), model)
+    progress("model", 1, 1)
     key = keys.compress_key(job.recipe.recipe, job.plan, job.source, job.data)
     windows, tokens_NT = tokens_of(job, folder, key, evaluate)
+    asked = _evaluation(job, folder, key, tokens_NT) if tokens_NT is not None else None
+    if asked is not None:
+        measure.check(asked)
     memory.give_back()
     if windows is not None:
         _check_machine(job.plan, folder)
         with artifact.claimed(folder):
             if not is_done(folder, key):  # another run may have ended meanwhile
                 _make(job, windows, folder, key, progress)
-    progress("model", 1, 1)
     document = report.read(folder)
-    if tokens_NT is not None:
+    if asked is not None:
         with artifact.claimed(folder):
-            document = measure.evaluate(job, tokens_NT, folder, document, progress)
+            document = measure.evaluate(asked, document, progress)
     return Outcome(folder, document)
+
+
+def _evaluation(job: Job, folder: Path, key: str, tokens_NT: torch.Tensor) -> measure.Evaluation:
+    return measure.Evaluation(
+        home=folder, artifact=folder, base=weights_folder(job.source), suite=job.suite, tokens_NT=tokens_NT,
+        delta=job.recipe.recipe.evaluate.delta, made=key, ours=True,
+    )  # fmt: skip
 
 
 def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress) -> None:
@@ -85,7 +103,7 @@ def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress
     state = _open(job, windows, folder, key)
     rows, notes = _compress(job, windows, state, progress)
     lock = _close(job, windows, folder, state)
-    rows += size_rows(job, folder)
+    rows += size_rows(folder, weights_folder(job.source)) + _bit_rows(job)
     progress("verify", 0, 1)
     request = Request(
         artifact=str(folder.resolve()), base=str(weights_folder(job.source).resolve()),
@@ -102,7 +120,7 @@ def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress
         artifact=_identity(job, folder, notes), base=_base_identity(job), verified=found, measurements=rows
     )
     lock["stages"] = {"compress": key}
-    publish(job, folder, document, lock)
+    publish(folder, document, lock, charts=False)
     artifact.remove_state(folder)
 
 
@@ -146,7 +164,7 @@ def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> t
         windows.heldout_NT,
     )
     state.commit()
-    rows = fidelity_rows(found, "heldout", {})
+    rows = fidelity_rows(found, "heldout", {}, len(windows.heldout_NT))
     rows += [row("block_error", "pair", b["name"], b["error"], n=windows.heldout_NT.numel()) for b in state.blocks]
     rows += [
         row("compress_cpu_s", "artifact", "walk", state.cost["cpu_s"]),
@@ -173,7 +191,7 @@ def _close(job: Job, windows: Windows, folder: Path, state: State) -> dict[str, 
             "kind": job.source.kind, "license": job.source.license,
             "weights_sha256": folder_digest(weights_folder(job.source)),
         },
-        "recipe": job.recipe.recipe.document(),
+        "recipe": job.recipe.recipe.document(), "changes": dict(job.recipe.changes),
         "data": {**data_document(job), "windows_sha256": windows.sha256, "counts": windows.counts},
         "settings": {
             "device": "cpu", "calibration_dtype": str(calibration_dtype()).removeprefix("torch."),
@@ -181,6 +199,19 @@ def _close(job: Job, windows: Windows, folder: Path, state: State) -> dict[str, 
         },
         "versions": keys.versions(),
     }  # fmt: skip
+
+
+def _bit_rows(job: Job) -> list[Row]:
+    """Bits of the coded weights, and the cache of a token."""
+    coded = [r for r in job.plan.rows if r.scheme]
+    bits = 8 * sum(r.bytes_before for r in coded) / sum(r.shape[0] * r.shape[1] for r in coded)
+    kv = job.plan.kv_bytes_per_token
+    return [
+        row("bpw", "base", "checkpoint", bits),
+        row("bpw", "artifact", "checkpoint", job.plan.bpw),
+        row("kv_bytes_per_token", "base", "checkpoint", kv),
+        row("kv_bytes_per_token", "artifact", "checkpoint", kv),
+    ]
 
 
 def _check_machine(plan: Plan, folder: Path) -> None:

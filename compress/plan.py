@@ -12,6 +12,7 @@ import fnmatch
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from compress.formats import FORMATS
@@ -72,6 +73,21 @@ class Plan:
         for plain, row in zip(document["rows"], self.rows, strict=True):
             plain["scheme"] = None if row.scheme is None else row.scheme.model_dump(mode="json")
         return json.loads(json.dumps(document))  # type: ignore[no-any-return]
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan that stands in an artifact as plan.json; None when there is none that this version reads."""
+    try:
+        document = json.loads((folder / "plan.json").read_bytes())
+        rows = [{**row, "shape": tuple(row["shape"]), "scheme": _scheme(row["scheme"])} for row in document["rows"]]
+        lists = {key: tuple(document[key]) for key in ("loaders", "notes", "refusals")}
+        return Plan(**{**document, **lists, "rows": tuple(PlanRow(**row) for row in rows)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _scheme(document: dict[str, Any] | None) -> Scheme | None:
+    return None if document is None else Scheme.model_validate(document)
 
 
 @dataclass

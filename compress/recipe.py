@@ -6,7 +6,7 @@ Left out on purpose: inheritance, interpolation and dotted import paths. A recip
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -72,12 +72,13 @@ class Recipe(BaseModel):
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """A recipe and the file that it came from."""
+    """A recipe and the file that it came from; `changes` are values that the user put in place of the file's."""
 
     name: str
     path: Path
     text: str
     recipe: Recipe
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -89,7 +90,9 @@ class RecipeFile:
             path = ["evaluate", "suite"] if suite else (error.where or "").split(".")
             if path[0] not in Recipe.model_fields:
                 raise
-            node, _ = read_yaml(self.text, str(self.path))
+            if ".".join(path) in self.changes:
+                raise CompressError(error.what, where=option(".".join(path)), hint=error.hint) from error
+            node, _ = read_yaml(read_text(self.path, "recipe"), str(self.path))  # not `text`, which may be changed
             raise CompressError(error.what, where=place(str(self.path), node, path), hint=error.hint) from error
 
 
@@ -107,6 +110,35 @@ def load(recipe: str) -> RecipeFile:
     path = find_yaml(recipe, data_dir("recipes"), recipe_names(), "recipe")
     text = read_text(path, "recipe")
     return RecipeFile(path.stem, path, text, parse(text, str(path)))
+
+
+def changed(file: RecipeFile, changes: Mapping[str, Any]) -> RecipeFile:
+    """The recipe with other values, by dotted keys; its text is then the whole of it, every default spelled out.
+
+    Raises:
+        CompressError: a value that the recipe could not have; the error names the option.
+    """
+    recipe, text = file.recipe, file.text
+    for key, value in changes.items():
+        document = recipe.document()
+        *path, last = key.split(".")
+        part = document
+        for name in path:
+            part = part[name]
+        part[last] = value
+        text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+        try:
+            recipe = parse(text, str(file.path))
+        except CompressError as error:
+            raise CompressError(error.what, where=option(key), hint=error.hint) from error
+    if changes:
+        text = f"# {file.path.name}, with {', '.join(map(option, changes))}\n{text}"
+    return RecipeFile(file.name, file.path, text, recipe, dict(changes))
+
+
+def option(key: str) -> str:
+    """The command line's word for a dotted key: "calibration.seq_len" is --seq-len."""
+    return "--" + key.rsplit(".", 1)[-1].replace("_", "-")
 
 
 def find_yaml(asked: str, shipped: Path, names: Sequence[str], kind: str) -> Path:

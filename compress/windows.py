@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from compress.calibration.data import (
 )
 from compress.errors import CompressError
 from compress.evaluation import report
+from compress.evaluation.suite import Suite
 from compress.files import replace
 from compress.job import Job, weights_folder
 from compress.models.load import (
@@ -31,16 +33,13 @@ from compress.runtimes.draw import draw
 def tokens_of(job: Job, folder: Path, key: str, evaluate: bool) -> tuple[Windows | None, torch.Tensor | None]:
     """What the walk needs, None when it is done; the suite's windows [N, T], None without evaluation."""
     words = job.words or tokenizer(weights_folder(job.source))
-    tokens_NT = _suite_tokens(job, words) if evaluate else None
+    tokens_NT = suite_tokens(job.suite, words, job.source.config, str(job.source.path)) if evaluate else None
     windows = None
     if not is_done(folder, key):
         with job.recipe.located():
             windows = _windows(job, words, folder, key)
-    drawn = [tokens_NT, *([windows.tokens_NT, windows.heldout_NT] if windows else [])]
-    vocabulary = job.model.skeleton.config.vocab_size  # type: ignore[union-attr]
-    for tokens in drawn:
-        if tokens is not None:
-            check_vocabulary(tokens, int(vocabulary), str(job.source.path))  # type: ignore[arg-type]
+        for tokens in (windows.tokens_NT, windows.heldout_NT):
+            check_vocabulary(tokens, int(job.source.config["vocab_size"]), str(job.source.path))
     return windows, tokens_NT
 
 
@@ -52,13 +51,21 @@ def is_done(folder: Path, key: str) -> bool:
         return False
 
 
-def _suite_tokens(job: Job, words: Any) -> torch.Tensor:
-    """The suite's windows [N, T], read before any work so that what is wrong with them is said then."""
-    wanted = job.suite.text
-    where = f"suite {job.suite.name}, `text`"
-    check_positions(wanted.seq_len, int(job.source.config.get("max_position_embeddings") or 0), where)
+def suite_tokens(suite: Suite, words: Any, config: Mapping[str, Any], model: str) -> torch.Tensor:
+    """The suite's windows [N, T], read before any work so that what is wrong with them is said then.
+
+    Args:
+        words: the model's tokenizer.
+        config: the model's config.json.
+        model: the model's place, for errors.
+    """
+    wanted, where = suite.text, f"suite {suite.name}, `text`"
+    check_positions(wanted.seq_len, int(config.get("max_position_embeddings") or 0), where)
     text = evaluation_text(wanted.dataset, where)
-    return evaluation_windows(words, text, windows=wanted.windows, seq_len=wanted.seq_len, where=where)
+    tokens_NT = evaluation_windows(words, text, windows=wanted.windows, seq_len=wanted.seq_len, where=where)
+    if isinstance(config.get("vocab_size"), int):
+        check_vocabulary(tokens_NT, config["vocab_size"], model)
+    return tokens_NT
 
 
 def _windows(job: Job, words: Any, folder: Path, key: str) -> Windows:

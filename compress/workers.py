@@ -29,6 +29,7 @@ def call(
     what: str,
     where: str,
     progress: Callable[[int, int], None] | None = None,
+    online: bool = False,
 ) -> Any:
     """Runs `module` on `request` in a fresh process and returns its answer.
 
@@ -37,6 +38,7 @@ def call(
         what: what the worker does, for the error.
         where: the folder it is about.
         progress: told of lines "done total" on the worker's standard error.
+        online: the worker may ask the hub; others never do.
     Raises:
         CompressError: the worker refused (its own error), or died (with its last words).
     """
@@ -46,7 +48,7 @@ def call(
         asked.seek(0)
         with subprocess.Popen(
             [sys.executable, "-m", module], stdin=asked, stdout=answered, stderr=subprocess.PIPE,
-            encoding="utf-8", errors="replace", env=_environment(request.get("threads")),
+            encoding="utf-8", errors="replace", env=_environment(request.get("threads"), online),
         ) as worker:  # fmt: skip
             try:
                 for line in worker.stderr or ():
@@ -93,13 +95,14 @@ def tell(done: int, total: int) -> None:
     sys.stderr.flush()
 
 
-def _environment(threads: int | None) -> dict[str, str]:
+def _environment(threads: int | None, online: bool) -> dict[str, str]:
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     count = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
-        "HF_HUB_OFFLINE": "1",
+        **({} if online else {"HF_HUB_OFFLINE": "1"}),
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         "PYTHONIOENCODING": "utf-8",
         **count,
     }

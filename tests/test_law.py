@@ -41,7 +41,9 @@ calibration.chain calibration.stats calibration.walk
 recipe plan plan_text
 shards artifact
 runtimes runtimes.hf runtimes.draw
-evaluation.stream evaluation.suite evaluation.fidelity evaluation.worker evaluation.speed evaluation.report
+evaluation.stream evaluation.suite evaluation.fidelity evaluation.worker evaluation.speed
+evaluation.report evaluation.text evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
+evaluation.figures evaluation.page evaluation.card
 verify keys job windows measure pipeline __init__
 cli __main__
 """.split()  # noqa: SIM905  # a page of names reads better without quotes
@@ -50,14 +52,17 @@ MODULES = ["compress" if name == "__init__" else f"compress.{name}" for name in 
 # Where a library may be imported: files, or folders with "/".
 LIBRARIES = {
     "accelerate": ["models/"],
+    "altair": ["evaluation/charts.py", "evaluation/draw.py", "evaluation/marks.py"],
     "compressed_tensors": ["formats/compressed_tensors.py"],
     "datasets": ["calibration/hub_sets.py"],
     "gguf": ["formats/gguf.py", "models/packaged.py"],
     "greenlet": ["calibration/walk.py"],
+    "jsonschema": ["evaluation/report.py"],
     "lm_eval": ["evaluation/accuracy.py"],
     "rich": ["cli.py"],
     "tokenizers": ["models/", "runtimes/"],
     "transformers": ["models/", "runtimes/"],
+    "vl_convert": ["evaluation/draw.py"],
 }
 PICKLERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 SEEDING = re.compile(

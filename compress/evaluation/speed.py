@@ -29,7 +29,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,7 @@ DEFAULT_GRID: list[Point] = [Point(1, 128, 16), Point(4, 128, 16), Point(1, 512,
 
 
 def measure(
-    base: Path,
+    base: Path | None,
     artifact: Path,
     *,
     grid: Sequence[Point] = DEFAULT_GRID,
@@ -101,7 +101,7 @@ def measure(
     runtime: str = "hf",
     on_progress: Callable[[str, float], None] | None = None,
 ) -> list[Row]:
-    """Measure both checkpoint folders and return their rows, task "speed".
+    """Measure both checkpoint folders, or the artifact's alone, and return their rows, task "speed".
 
     Each subject gets at least `repeats` repeats a point, shared equally among its `ROUNDS` workers.
     `on_progress` is told what runs now and the share that is done (0 to 1). A point longer than the model's
@@ -112,7 +112,9 @@ def measure(
             subject and the worker's last words).
     """
     _check_request(grid, threads, repeats, runtime)
-    facts = {"base": _model_facts(base), "artifact": _model_facts(artifact)}
+    subjects: list[tuple[Subject, Path]] = [("base", base)] if base else []
+    subjects.append(("artifact", artifact))
+    facts = {subject: _model_facts(path) for subject, path in subjects}
     skipped = {point: why for point in grid if (why := _why_skipped(point, facts))}
     kept = [point for point in grid if point not in skipped]
     request = {
@@ -121,8 +123,7 @@ def measure(
         "prompts": draw_prompts(kept, min(fact["vocab_size"] for fact in facts.values())),
     }  # fmt: skip
     context = {"load_average": list(os.getloadavg()), "time": _now(), "warm_ups": ROUNDS}
-    subjects: list[tuple[Subject, Path]] = [("base", base), ("artifact", artifact)]
-    samples: dict[Subject, list[Sample]] = {"base": [], "artifact": []}
+    samples: dict[Subject, list[Sample]] = {subject: [] for subject, _ in subjects}
     turns = [(index, subject, path) for index in range(ROUNDS) for subject, path in subjects]
     for done, (index, subject, path) in enumerate(turns):
         if on_progress:
@@ -333,7 +334,7 @@ def _model_facts(path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _why_skipped(point: Point, facts: dict[str, dict[str, Any]]) -> str | None:
+def _why_skipped(point: Point, facts: Mapping[Subject, dict[str, Any]]) -> str | None:
     limits = [fact["positions"] for fact in facts.values() if fact["positions"] is not None]
     need = point.context + point.output
     if limits and need > min(limits):

@@ -1,11 +1,17 @@
 """A suite says what is measured, as a YAML file in eval/suites or anywhere else."""
 
+import json
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from compress.errors import CompressError, nearest
 from compress.paths import data_dir
-from compress.recipe import find_yaml, read_text, read_yaml, validate
+from compress.recipe import find_yaml, place, read_text, read_yaml, validate
+
+BINARY = ("acc", "acc_norm")  # metrics that are right or wrong for each document
+TASK_METRICS = (*BINARY, "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
 
 
 class Text(BaseModel):
@@ -23,6 +29,40 @@ class Text(BaseModel):
         return self.dataset.rsplit("/", 1)[-1].removeprefix("file:")
 
 
+class Task(BaseModel):
+    """A task of lm-eval or of eval/tasks, and the metric that counts of those it reports."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str
+    metric: str = "acc"
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, metric: str) -> str:
+        if metric not in TASK_METRICS:
+            raise ValueError(f"unknown metric {metric!r}; {nearest(metric, TASK_METRICS)}")
+        return metric
+
+
+class Accuracy(BaseModel):
+    """The tasks, and which of their documents: the name of a file in eval/samples, a path, or all of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks: tuple[Task, ...] = Field(min_length=1)
+    sample: str | None = None
+
+    @field_validator("tasks")
+    @classmethod
+    def _once(cls, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        names = [task.task for task in tasks]
+        doubled = next((name for name in names if names.count(name) > 1), None)
+        if doubled:
+            raise ValueError(f"task {doubled!r} stands twice")
+        return tasks
+
+
 class SpeedPoint(BaseModel):
     """One condition of the speed measurement, in sequences and tokens."""
 
@@ -34,7 +74,7 @@ class SpeedPoint(BaseModel):
 
 
 class Suite(BaseModel):
-    """What is measured of base and artifact."""
+    """What is measured of base and artifact, and on what the verdict rests (`basis`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,6 +82,8 @@ class Suite(BaseModel):
     name: str = "?"
     summary: str
     text: Text = Text()
+    accuracy: Accuracy | None = None
+    basis: Literal["perplexity", "accuracy"] = "perplexity"
     speed: tuple[SpeedPoint, ...] = ()
 
 
@@ -58,4 +100,47 @@ def load_suite(suite: str) -> Suite:
     """
     path = find_yaml(suite, data_dir("eval") / "suites", suite_names(), "suite")
     node, document = read_yaml(read_text(path, "suite"), str(path))
-    return validate(Suite, {"name": path.stem, **document}, str(path), node, ())
+    found = validate(Suite, {"name": path.stem, **document}, str(path), node, ())
+    tasks = found.accuracy.tasks if found.accuracy else ()
+    if found.basis == "accuracy" and not any(task.metric in BINARY for task in tasks):
+        raise CompressError(
+            "basis: accuracy needs a task with the metric acc or acc_norm", where=place(str(path), node, ("basis",))
+        )
+    load_sample(found)
+    return found
+
+
+class Sample(BaseModel):
+    """Chosen documents by their hashes, and about how many tokens they have (SmolLM2's tokenizer)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    summary: str
+    tokens: int = Field(ge=0)
+    documents: dict[str, tuple[str, ...]]
+
+
+def load_sample(suite: Suite) -> Sample | None:
+    """The suite's sample; None where all documents are scored.
+
+    Raises:
+        CompressError: no such sample, or one without a task of the suite.
+    """
+    if suite.accuracy is None or suite.accuracy.sample is None:
+        return None
+    name = suite.accuracy.sample
+    folder = data_dir("eval") / "samples"
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        path = Path(name).expanduser()
+    try:
+        sample = Sample.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        known = [p.stem for p in folder.glob("*.json")]
+        raise CompressError(f"unknown sample {name!r}; {nearest(name, known)}", where=f"suite {suite.name}") from error
+    except ValueError as error:
+        raise CompressError(f"the sample is not valid: {str(error).splitlines()[0]}", where=str(path)) from error
+    absent = [task.task for task in suite.accuracy.tasks if not sample.documents.get(task.task)]
+    if absent:
+        raise CompressError(f"the sample has no document of task {absent[0]!r}", where=str(path))
+    return sample

@@ -14,6 +14,7 @@ token, other devices than the CPU, code from the checkpoint (`trust_remote_code`
 """
 
 import contextlib
+import functools
 import gc
 import json
 import warnings
@@ -36,6 +37,7 @@ class Runtime(Protocol):
     """Something that runs an artifact. One model at a time; tensors on the host."""
 
     device: str
+    vocab_size: int  # of the loaded model's logits
 
     def prepare(self, path: Path) -> None:
         """Import what `load` will need, so that `load` takes the model's time and not Python's imports'."""
@@ -49,6 +51,9 @@ class Runtime(Protocol):
     def decode(self, n: int) -> Tensor:
         """`n` forward passes of one token each, greedily, after `prefill`; the `n` tokens chosen `[B, n]`."""
 
+    def follow(self, rows_R: Tensor, tokens_RT: Tensor) -> Tensor:
+        """Go on from rows `rows_R` of the cache, each any number of times, with `tokens_RT`; logits `[R, T, V]`."""
+
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """The logits of every position `[B, T, V]`; touches no cache."""
 
@@ -60,6 +65,7 @@ class HfRuntime:
     """`Runtime` by transformers' `AutoModelForCausalLM` on the CPU."""
 
     device = "cpu"
+    vocab_size = 0
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -112,6 +118,7 @@ class HfRuntime:
                 where=str(path), hint="make or download the checkpoint again; it would run on random weights",
             )  # fmt: skip
         self._model = model.eval()
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
 
     def prefill(self, tokens_BT: Tensor) -> Tensor:
         """Process the prompts and choose each one's first new token; last position's logits `[B, V]`."""
@@ -134,6 +141,16 @@ class HfRuntime:
         assert self._cache is not None, "extend continues a prefill"
         with torch.inference_mode():
             return self._step(tokens_BT, cache=self._cache)
+
+    def follow(self, rows_R: Tensor, tokens_RT: Tensor) -> Tensor:
+        """Go on from chosen rows of the cache, which then holds the result; logits `[R, T, V]`."""
+        assert self._cache is not None, "follow continues a prefill"
+        with torch.inference_mode():
+            self._cache.reorder_cache(rows_R)
+            out = self._model(input_ids=tokens_RT, cache=self._cache, use_cache=True)
+            self._cache = out.cache
+            logits_RTV: Tensor = out.logits
+            return logits_RTV
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """The logits of every position `[B, T, V]`, in the dtype of `load`."""
@@ -161,6 +178,19 @@ class HfRuntime:
         logits_BV: Tensor = out.logits[:, -1]
         self._cache, self._next_B1 = out.cache, logits_BV.argmax(dim=-1, keepdim=True)
         return logits_BV
+
+
+@functools.cache
+def parameter_count(path: Path) -> int:
+    """Parameters of the model that a folder's config.json describes, a tied head counted once; reads no weights."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    _require_folder(path)
+    with _readable_errors(path), torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        model = auto.from_config(config, trust_remote_code=False)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _expanding(path: Path) -> dict[str, Any]:

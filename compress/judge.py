@@ -1,0 +1,138 @@
+"""`compress eval`: measures a checkpoint that is there already, an artifact of ours or any that transformers loads.
+
+An artifact is compared with the model that it was made from, and its own report is brought up to date. Anything
+else gets a report in a folder of its own, compared with a model where one is named.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress import artifact, keys, measure
+from compress.errors import CompressError
+from compress.evaluation import report
+from compress.evaluation.suite import load_suite
+from compress.job import check_device, weights_folder
+from compress.models.digest import folder_digest
+from compress.models.load import tokenizer
+from compress.models.source import Source
+from compress.models.source import resolve as resolve_model
+from compress.pipeline import Outcome
+from compress.recipe import Evaluate
+from compress.windows import suite_tokens
+
+
+def judge(
+    target: str,
+    *,
+    suite: str | None = None,
+    against: str | None = None,
+    out: Path | None = None,
+    device: str = "auto",
+    progress: measure.Progress,
+) -> Outcome:
+    """Measures a checkpoint; its report.
+
+    Args:
+        target: an artifact's folder, or a model as `--model` takes it.
+        suite: a name or a file; by default the artifact's recipe's, or "embedded".
+        against: the model to compare with; an artifact's default is its own base.
+        out: the folder of report and lock; by default the artifact's own, else `evaluations/<name>`.
+
+    Raises:
+        CompressError: anything that a person can mend.
+    """
+    check_device(device)
+    folder = Path(target).expanduser()
+    lock = artifact.read_lock(folder) if (folder / artifact.LOCK).is_file() else {}
+    ours = "compress" in lock.get("stages", {})
+    settings = Evaluate(**lock["recipe"]["evaluate"]) if ours else Evaluate()
+    chosen = load_suite(suite or settings.suite)
+    progress("model", 0, 1)
+    source = resolve_model(str(folder.resolve()) if ours else target, weights=True)
+    base = _base(lock, against) if ours else resolve_model(against, weights=True) if against else None
+    own = ours and base is not None and folder_digest(weights_folder(base)) == lock["model"]["weights_sha256"]
+    if ours and not own and against is None:
+        raise CompressError(
+            "the base is not the model that the artifact was made from: its weights differ",
+            where=lock["model"]["name"], hint="name the right one by --against",
+        )  # fmt: skip
+    home = out or (folder if own else Path("evaluations") / source.name)
+    if home.resolve() != folder.resolve():
+        own = False
+        artifact.check_folder(home, source.path)
+    asked = measure.Evaluation(
+        home=home, artifact=weights_folder(source), base=weights_folder(base) if base else None, suite=chosen,
+        tokens_NT=_tokens(source, base, chosen), delta=settings.delta,
+        made=lock["stages"]["compress"] if own else keys.checkpoint_key(weights_folder(source)), ours=own,
+    )  # fmt: skip
+    measure.check(asked)
+    progress("model", 1, 1)
+    with artifact.claimed(home):
+        if not own:
+            _begin(asked, source, base)
+        document = measure.evaluate(asked, report.read(home), progress)
+    return Outcome(home, document)
+
+
+def _base(lock: dict[str, Any], against: str | None) -> Source:
+    """The model that an artifact was made from, or another that is asked for."""
+    model = lock["model"]
+    if against is None and model["kind"] == "folder":
+        raise CompressError(
+            f"the artifact was made from a folder, {model['name']!r}, which is not known here",
+            where="the base", hint="name it: --against FOLDER",
+        )  # fmt: skip
+    named = f"{model['repo']}@{model['revision']}" if model["kind"] == "hub" else model["name"]
+    return resolve_model(against or named, weights=True)
+
+
+def _tokens(source: Source, base: Source | None, suite: Any) -> torch.Tensor:
+    """The suite's windows; both models must see the same tokens.
+
+    Raises:
+        CompressError: they have other tokenizers or vocabularies, so their predictions cannot be compared.
+    """
+    found = []
+    for model in (source, base):
+        if model is not None:
+            folder = weights_folder(model)
+            found.append(suite_tokens(suite, tokenizer(folder), model.config, str(folder)))
+    sizes = {model.config.get("vocab_size") for model in (source, base) if model is not None}
+    if len(sizes) > 1 or not all(torch.equal(found[0], tokens) for tokens in found):
+        assert base is not None
+        raise CompressError(
+            f"{source.name} and {base.name} have different tokenizers or vocabularies",
+            where="--against", hint="predictions cannot be compared: measure each alone, or name another model",
+        )  # fmt: skip
+    return found[0]
+
+
+def _begin(asked: measure.Evaluation, source: Source, base: Source | None) -> None:
+    """A report and a lock for a checkpoint that was not made here; those of the same comparison are kept."""
+    lock = artifact.read_lock(asked.home)
+    if lock.get("compared") == asked.depends and (asked.home / report.FILE).is_file():
+        return
+    document = report.build(
+        artifact=_identity(source), base=_identity(base) if base else {"name": None}, verified=None,
+        measurements=measure.size_rows(asked.artifact, asked.base),
+    )  # fmt: skip
+    about = {
+        "name": source.name, "repo": source.repo, "revision": source.revision, "kind": source.kind,
+        "license": source.license, "weights_sha256": folder_digest(asked.artifact),
+    }  # fmt: skip
+    lock = {
+        "version": 1, "stages": {}, "model": about, "compared": asked.depends,
+        "settings": {"device": "cpu", "threads": torch.get_num_threads(), "trust_remote_code": False},
+        "versions": keys.versions(),
+    }  # fmt: skip
+    measure.publish(asked.home, document, lock, charts=False)
+
+
+def _identity(source: Source) -> dict[str, Any]:
+    stored = (source.config.get("quantization_config") or {}).get("quant_method")
+    return {
+        "name": source.repo or source.name, "revision": source.revision,
+        "architecture": source.config.get("model_type"), "scheme": [stored or "as stored"], "notes": [],
+    }  # fmt: skip
