@@ -252,14 +252,15 @@ def read_yaml(text: str, where: str) -> tuple[yaml.Node, dict[str, Any]]:
     hint = "mend the YAML there"
     try:
         _refuse_tags(text, where)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
         if node is not None and _written_out(node, {}, where) > _MOST_NODES:
             raise CompressError(
                 f"its aliases (`*name`) multiply to more than {_MOST_NODES:,} values",
                 where=where,
                 hint="write the values out",
             )
-        document = yaml.safe_load(text)
+        document = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CompressError(f"not valid YAML: {error.problem}", where=f"{where}:{line}", hint=hint) from error

@@ -245,6 +245,12 @@ RANGES = {
     "nine bits": yaml("W8A16", "{weights: {num_bits: 9}}", "num_bits", "at most 8", "got 9", r"mine\.yaml:5"),
     "delta": yaml("{suite: small.yaml}", "{delta: 2}", "delta", "more than 0 and less than 1", r"mine\.yaml:11"),
     "one pattern for a list": yaml("W8A16", "W8A16\n    ignore: lm_head", "ignore", "list", r"mine\.yaml:6"),
+    "an option without a sample": run("--samples 0", "samples", "at least 1", "where: --samples"),
+    "an option's short windows": line(f"{PLAN} --seq-len 4", "seq_len", "at least 8", "where: --seq-len"),
+    "an option's format": line(f"{PLAN} --format awqq", "unknown format 'awqq'", *FORMATS, "where: --format"),
+    "an option's data set": run("--dataset wikitext", "'wikitext'", "did you mean 'wikitext2'", "where: --dataset"),
+    "an option's samples, too many": run("--samples 900", "too short", "3,490 tokens", "where: mine.yaml:6"),
+    "another device": run("--device gpu", "'gpu'", "cpu", "--device"),
     "no threads": run("--threads 0", "--threads", "from 1 to", "not 0"),
 }  # fmt: skip
 
@@ -433,6 +439,18 @@ PLACES = {
         "--out made", r"\d+ kB of disk", "1 kB are free", "made", "--out",
         spoil=lambda s: s.patch.setattr(memory, "free_disk_bytes", lambda path: 1_000),
     ),
+    "nothing to measure": line("eval ./nowhere", "no such folder", "/nowhere"),
+    "an unknown suite to measure by": line("eval model --suite embeded", "'embeded'", "did you mean 'embedded'"),
+    "a pickle to measure": line(
+        "eval model --suite small.yaml", r"pytorch_model\.bin", "python -c", spoil=lambda s: s.pickled()
+    ),
+    "a folder of something else to measure into": line(
+        "eval model --suite small.yaml --out mine", "holds something else", "mine",
+        spoil=lambda s: s.write("mine/thesis.tex", "x"),
+    ),
+    "a suite whose text is away, to measure by": line(
+        "eval model --suite small.yaml", r"words\.txt", "suite", spoil=lambda s: s.drop("words.txt")
+    ),
     "no report": line("report nowhere", "report", r"nowhere/report\.json", "finished artifact"),
     "the report of a file": line("report mine.yaml", "report", r"mine\.yaml/report\.json"),
     "a report that is not JSON": line(
@@ -536,7 +554,7 @@ def test_without_its_mistake_the_scene_is_fine(scene: Scene, capfd: pytest.Captu
     assert snapshot(scene.root) == before
 
 
-@pytest.mark.parametrize("name", ["a tag that would run code", "a pickle alone"])
+@pytest.mark.parametrize("name", ["a tag that would run code", "a config that is not JSON"])
 def test_the_program_itself(name: str, scene: Scene) -> None:
     """The same through a process of its own, whose streams nothing else shares."""
     mistake = MISTAKES[name]
