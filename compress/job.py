@@ -54,7 +54,7 @@ class Job:
     words: Any = None  # the tokenizer, where the model is a folder here
 
 
-def prepare(recipe: str, model: str, *, changes: Mapping[str, Any], evaluate: bool = True) -> Job:
+def prepare(recipe: str, model: str, *, changes: Mapping[str, Any] | None = None, evaluate: bool = True) -> Job:
     """Resolves recipe, model and data into a plan; no weights are read or downloaded, only a local folder's headers.
 
     Args:
@@ -63,7 +63,7 @@ def prepare(recipe: str, model: str, *, changes: Mapping[str, Any], evaluate: bo
         changes: values in place of the recipe's, by dotted keys.
         evaluate: whether the suite's text must be there.
     """
-    file = changed(load(recipe), changes)
+    file = changed(load(recipe), changes or {})
     asked = file.recipe.evaluate.suite
     with file.located():
         chosen = load_suite(asked)
