@@ -128,6 +128,9 @@ def text_config(config: Mapping[str, Any], where: str) -> Any:
     settings = {k: v for k, v in config.items() if k not in ("model_type", "quantization_config", "dtype")}
     with _readable_config(where):
         made = AutoConfig.for_model(model_type, **settings)
+    if made.num_hidden_layers < 1:
+        hint = "correct num_hidden_layers"
+        raise CompressError("config.json does not describe a model: it has no blocks", where=where, hint=hint)
     made._attn_implementation = "sdpa"
     return made
 
