@@ -40,6 +40,7 @@ _WEIGHTS = (
     ".ckpt",
     ".tflite",
 )
+_FIRST = {"data.json", "windows.safetensors", "windows.json", "key"}  # of the state, in their order
 _OURS = {"config.json", "recipe.yaml", "plan.json", LOCK, "report.json", "report.html", "README.md"}
 
 
@@ -72,13 +73,21 @@ def check_folder(folder: Path, source: Path | None) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         hint = f"choose another --out, or make {existing} writable"
         raise CompressError(f"nothing can be written in {existing}", where=str(folder), hint=hint)
-    ours = (folder / LOCK).is_file() or (folder / STATE / "key").is_file()
-    if folder.is_dir() and not ours and any(p.name != STATE for p in folder.iterdir()):
+    if folder.is_dir() and not _is_ours(folder):
         raise CompressError(
             "the output folder holds something else",
             where=str(folder),
             hint="choose another --out, or empty it",
         )
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a run may write here: an artifact, even with a damaged lock; a run that was begun; an empty folder."""
+    begun = folder / STATE / "key"
+    if read_lock(folder) or begun.is_file() or all((folder / name).is_file() for name in ("recipe.yaml", "plan.json")):
+        return True
+    inside = [*folder.iterdir(), *begun.parent.glob("*")]  # before the key was written there may be these
+    return all((path == begun.parent and path.is_dir()) or path.name.removesuffix(".tmp") in _FIRST for path in inside)
 
 
 @contextmanager

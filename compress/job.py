@@ -54,7 +54,7 @@ class Job:
     words: Any = None  # the tokenizer, where the model is a folder here
 
 
-def prepare(recipe: str, model: str, *, changes: Mapping[str, Any], evaluate: bool = True) -> Job:
+def prepare(recipe: str, model: str, *, changes: Mapping[str, Any] | None = None, evaluate: bool = True) -> Job:
     """Resolves recipe, model and data into a plan; no weights are read or downloaded, only a local folder's headers.
 
     Args:
@@ -63,12 +63,14 @@ def prepare(recipe: str, model: str, *, changes: Mapping[str, Any], evaluate: bo
         changes: values in place of the recipe's, by dotted keys.
         evaluate: whether the suite's text must be there.
     """
-    file = changed(load(recipe), changes)
-    chosen = load_suite(file.recipe.evaluate.suite)
+    file = changed(load(recipe), changes or {})
+    asked = file.recipe.evaluate.suite
+    with file.located():
+        chosen = load_suite(asked)
     source = resolve_model(model, weights=False)
     job = _job(file, source, chosen, _plain_model(source, _no_weights), data=None)
     if evaluate and not job.plan.refusals:
-        text, where = chosen.text, f"suite {chosen.name}, `text`"
+        text, where = chosen.text, f"suite {asked}, `text`"
         check_positions(text.seq_len, int(source.config.get("max_position_embeddings") or 0), where)
         check_evaluation(text.dataset, job.words, windows=text.windows, seq_len=text.seq_len, where=where)
     return job

@@ -49,8 +49,11 @@ def judge(
     ours = "compress" in lock.get("stages", {})
     settings = Evaluate(**lock["recipe"]["evaluate"]) if ours else Evaluate()
     chosen = load_suite(suite or settings.suite)
-    progress("model", 0, 1)
-    source = resolve_model(str(folder.resolve()) if ours else target, weights=True)
+    named = str(folder.resolve()) if ours else target
+    resolve_model(named, weights=False)  # what is wrong with the name is said before anything is fetched
+    if not folder.is_dir():
+        progress("model", 0, 1)
+    source = resolve_model(named, weights=True)
     base = _base(lock, against) if ours else resolve_model(against, weights=True) if against else None
     own = ours and base is not None and folder_digest(weights_folder(base)) == lock["model"]["weights_sha256"]
     if ours and not own and against is None:

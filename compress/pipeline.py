@@ -28,6 +28,7 @@ from compress.models.load import (
     calibration_dtype,
 )
 from compress.plan import Plan
+from compress.plan_text import show_bytes
 from compress.recipe import method_of
 from compress.verify import Request, Unverified, verify
 from compress.windows import is_done, keep_windows, tokens_of
@@ -218,7 +219,7 @@ def _check_machine(plan: Plan, folder: Path) -> None:
     free = memory.available_memory_bytes()
     if plan.memory_bytes > free:
         raise CompressError(
-            f"the run needs about {plan.memory_bytes / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free",
+            f"the run needs about {show_bytes(plan.memory_bytes)} of memory, and {show_bytes(free)} are free",
             where="this machine",
             hint="fewer calibration samples need less; or close other programs",
         )
@@ -226,7 +227,7 @@ def _check_machine(plan: Plan, folder: Path) -> None:
     disk = memory.free_disk_bytes(existing)
     if plan.disk_bytes - artifact.state_bytes(folder) > disk:
         raise CompressError(
-            f"the run needs {plan.disk_bytes / 1e9:.1f} GB of disk, and {disk / 1e9:.1f} GB are free",
+            f"the run needs {show_bytes(plan.disk_bytes)} of disk, and {show_bytes(disk)} are free",
             where=str(folder),
             hint="free some, or choose another --out",
         )

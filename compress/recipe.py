@@ -28,6 +28,7 @@ _MOST_BYTES = 1 << 20  # of a YAML file; ours have some hundreds
 _MOST_DEPTH = 50  # of brackets within brackets; a recipe needs five
 _MOST_NODES = 10_000  # of a document once its aliases are written out
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_WORDS = {"tuple_type": "Input should be a list", "model_type": "Input should be a mapping"}  # for pydantic's own
 _UNION_BRANCH = re.compile(r"(Scheme|str|function-after\[.*)$")  # pydantic's names for them in a location
 
 
@@ -85,12 +86,13 @@ class RecipeFile:
         try:
             yield
         except CompressError as error:
-            path = (error.where or "").split(".")
+            suite = error.where == f"the suite {self.recipe.evaluate.suite!r}"
+            path = ["evaluate", "suite"] if suite else (error.where or "").split(".")
             if path[0] not in Recipe.model_fields:
                 raise
             if ".".join(path) in self.changes:
                 raise CompressError(error.what, where=option(".".join(path)), hint=error.hint) from error
-            node, _ = read_yaml(self.text, str(self.path))
+            node, _ = read_yaml(read_text(self.path, "recipe"), str(self.path))  # not `text`, which may be changed
             raise CompressError(error.what, where=place(str(self.path), node, path), hint=error.hint) from error
 
 
@@ -250,14 +252,15 @@ def read_yaml(text: str, where: str) -> tuple[yaml.Node, dict[str, Any]]:
     hint = "mend the YAML there"
     try:
         _refuse_tags(text, where)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
         if node is not None and _written_out(node, {}, where) > _MOST_NODES:
             raise CompressError(
                 f"its aliases (`*name`) multiply to more than {_MOST_NODES:,} values",
                 where=where,
                 hint="write the values out",
             )
-        document = yaml.safe_load(text)
+        document = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CompressError(f"not valid YAML: {error.problem}", where=f"{where}:{line}", hint=hint) from error
@@ -329,8 +332,8 @@ def place(where: str, node: yaml.Node, path: Sequence[str | int]) -> str:
     for part in path:
         found = None
         if isinstance(node, yaml.MappingNode):
-            found = next((v for k, v in node.value if k.value == part), None)
-            line = next((k.start_mark.line for k, v in node.value if k.value == part), line)
+            found = next((v for k, v in node.value if k.value == str(part)), None)
+            line = next((k.start_mark.line for k, v in node.value if k.value == str(part)), line)
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             found = node.value[part]
             line = found.start_mark.line
@@ -357,9 +360,10 @@ def validate(
             known = _fields_at(model, loc[:-1])
             what, hint = f"unknown key {key!r}; {nearest(key, known)}", "correct the spelling, or leave the key out"
             raise CompressError(what, where=at, hint=hint) from error
-        message = first["msg"].removeprefix("Value error, ")
+        message = _WORDS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
         got = "" if first["type"] == "missing" else f" (got {_short(first['input'])})"
-        raise CompressError(f"{key or 'recipe'}: {message}{got}", where=at, hint=_remedy(key, first)) from error
+        hint = _remedy(key, first, _bounds_at(model, loc))
+        raise CompressError(f"{key or 'recipe'}: {message}{got}", where=at, hint=hint) from error
 
 
 def _short(value: Any) -> str:
@@ -367,17 +371,30 @@ def _short(value: Any) -> str:
     return said if len(said) <= 80 else f"{said[:77]}…"
 
 
-def _remedy(key: str, found: Mapping[str, Any]) -> str:
+def _remedy(key: str, found: Mapping[str, Any], bounds: str) -> str:
     """What to write instead, as far as pydantic's error tells."""
     context = found.get("ctx", {})
-    bounds = [f"{words} {context[bound]}" for bound, words in _BOUNDS.items() if bound in context]
     if found["type"] == "missing":
         return f"add the key `{key}`"
-    if bounds:
-        return f"give `{key}` a value of {bounds[0]}"
+    if found["type"].startswith("int_") or context.keys() & _BOUNDS.keys():
+        kind = "whole number" if found["type"].startswith("int_") else "number"
+        return f"give `{key}` a {kind}" + (f" of {bounds}" if bounds else "")
     if "expected" in context:
-        return f"write {context['expected']}"
+        return f"write `{key}: {context['expected']}`"
+    if found["type"] == "tuple_type":
+        return f"write a list, `{key}: [one, another]`"
     return "correct the value; README.md (Recipes) shows every key"
+
+
+def _bounds_at(model: type[BaseModel], loc: Sequence[str | int]) -> str:
+    """The limits of the field that an error's location names."""
+    names = [part for part in loc if isinstance(part, str)]
+    for part in names[:-1]:
+        model = (_model_in(model.model_fields[part].annotation) if part in model.model_fields else None) or model
+    field = model.model_fields.get(names[-1]) if names else None
+    limits: list[Any] = field.metadata if field else []
+    found = ((words, getattr(limit, bound, None)) for limit in limits for bound, words in _BOUNDS.items())
+    return " and ".join(f"{words} {value:g}" for words, value in found if value is not None)
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:

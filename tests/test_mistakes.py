@@ -87,6 +87,15 @@ class Scene:
     def cut(self, size: int) -> None:
         self.write("model/model.safetensors", self.weights.read_bytes()[:size])
 
+    def header(self, tensor: str, **changes: Any) -> None:
+        """Changes what the header of the weights says of a tensor."""
+        raw = self.weights.read_bytes()
+        end = 8 + struct.unpack("<Q", raw[:8])[0]
+        said = json.loads(raw[8:end])
+        said[tensor] |= changes
+        new = json.dumps(said).encode()
+        self.weights.write_bytes(struct.pack("<Q", len(new)) + new + raw[end:])
+
     def tensors(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Changes the tensors of the model's weights."""
         from safetensors.torch import load_file, save_file
@@ -231,10 +240,17 @@ RANGES = {
     "yes for a number": yaml("samples: 4", "samples: yes", "samples", "integer", "got True", r"mine\.yaml:8"),
     "short windows": yaml("seq_len: 32", "seq_len: 4", "seq_len", "at least 8", "got 4", r"mine\.yaml:9"),
     "a negative seed": yaml("samples: 4", "seed: -1", "seed", "at least 0", "got -1", r"mine\.yaml:8"),
-    "negative damping": yaml("W8A16", "W8A16\n    damping: -1", "damping", "more than 0", "got -1", r"mine\.yaml:6"),
+    "negative damping": yaml("W8A16", "W8A16\n    damping: -1", "damping", "more than 0 and at most 1", r"yaml:6"),
     "too small a group": yaml("W8A16", "W8A16\n    group_size: 7", "group_size", "at least 8", r"mine\.yaml:6"),
     "nine bits": yaml("W8A16", "{weights: {num_bits: 9}}", "num_bits", "at most 8", "got 9", r"mine\.yaml:5"),
-    "delta": yaml("{suite: small.yaml}", "{delta: 2}", "delta", "less than 1", "got 2", r"mine\.yaml:11"),
+    "delta": yaml("{suite: small.yaml}", "{delta: 2}", "delta", "more than 0 and less than 1", r"mine\.yaml:11"),
+    "one pattern for a list": yaml("W8A16", "W8A16\n    ignore: lm_head", "ignore", "list", r"mine\.yaml:6"),
+    "an option without a sample": run("--samples 0", "samples", "at least 1", "where: --samples"),
+    "an option's short windows": line(f"{PLAN} --seq-len 4", "seq_len", "at least 8", "where: --seq-len"),
+    "an option's format": line(f"{PLAN} --format awqq", "unknown format 'awqq'", *FORMATS, "where: --format"),
+    "an option's data set": run("--dataset wikitext", "'wikitext'", "did you mean 'wikitext2'", "where: --dataset"),
+    "an option's samples, too many": run("--samples 900", "too short", "3,490 tokens", "where: mine.yaml:6"),
+    "another device": run("--device gpu", "'gpu'", "cpu", "--device"),
     "no threads": run("--threads 0", "--threads", "from 1 to", "not 0"),
 }  # fmt: skip
 
@@ -316,6 +332,9 @@ MODELS = {
         lambda s: s.write("model/model.safetensors", struct.pack("<Q", 64) + b"\xff" * 640),
         "header is damaged", r"model\.safetensors",
     ),
+    "a header that contradicts itself": model(
+        lambda s: s.header("model.norm.weight", shape=[65]), "header is damaged", "shape", r"model\.safetensors"
+    ),
     "a pointer for weights": model(
         lambda s: s.write("model/model.safetensors", b"version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"
     ),
@@ -331,6 +350,13 @@ MODELS = {
         lambda s: s.drop("model/tokenizer.json", "model/tokenizer_config.json"), "tokenizer", "tokenizer.json", "/model"
     ),
     "a broken tokenizer": model(lambda s: s.write("model/tokenizer.json", '{"version": '), "tokenizer", "/model"),
+    "a tokenizer that the library refuses": model(
+        lambda s: s.write("model/tokenizer.json", '{"added_tokens": [], "model": {"type": "BPE", "vocab": 3}}'),
+        "tokenizer cannot be loaded", "/model",
+    ),
+    "a broken generation config": model(
+        lambda s: s.write("model/generation_config.json", '{"eos_token_id": '), "not JSON", r"generation_config\.json"
+    ),
     "another model's tokenizer": model(
         lambda s: s.other_words(), r"gives token \d+", "vocabulary has 320", "another model's", "/model"
     ),
@@ -359,7 +385,9 @@ DATA = {
     "an unknown suite": line(
         f"{PLAN} --suite embeded", "unknown suite 'embeded'", "did you mean 'embedded'", "'embeded'"
     ),
-    "an unknown suite of the recipe": yaml("small.yaml", "embeded", "unknown suite", "did you mean 'embedded'"),
+    "an unknown suite of the recipe": yaml(
+        "small.yaml", "embeded", "unknown suite", "did you mean 'embedded'", r"mine\.yaml:11"
+    ),
     "a missing suite file": line(f"{RUN} --suite no/suite.yaml", "no suite file 'no/suite.yaml'", "embedded"),
     "a suite with a wrong key": model(
         lambda s: s.swap("windows", "window", "small.yaml"), "'window'", "did you mean 'windows'", r"small\.yaml:5"
@@ -371,7 +399,7 @@ DATA = {
         lambda s: s.write("small.yaml", SUITE.replace("small", "für").encode("latin-1")), "not UTF-8", r"small\.yaml:2"
     ),
     "a suite without its text": model(
-        lambda s: s.swap("words.txt", "gone.txt", "small.yaml"), r"file:gone\.txt", "suite"
+        lambda s: s.swap("words.txt", "gone.txt", "small.yaml"), r"file:gone\.txt", r"suite small\.yaml"
     ),
     "a suite that is too long": model(
         lambda s: s.swap("windows: 2", "windows: 900", "small.yaml"), "900 windows of 32", r"28,800", "suite", "at most"
@@ -385,6 +413,14 @@ PLACES = {
     "a folder that holds something else": run(
         "--out mine", "holds something else", "mine", "--out", spoil=lambda s: s.write("mine/thesis.tex", "x")
     ),
+    "a folder with another program's lock": run(
+        "--out mine", "holds something else", "mine",
+        spoil=lambda s: (s.write("mine/lock.json", "{}"), s.write("mine/thesis.tex", "x")),
+    ),
+    "a folder with another program's state": run(
+        "--out mine", "holds something else", "mine", spoil=lambda s: s.write("mine/.state/database", "x")
+    ),
+    "a name that is too long": run(f"--out {'x' * 300}", "too long", "x" * 300),
     "a file for the output": run("--out mine.yaml", "a file, not a folder", r"mine\.yaml", "--out"),
     "an output below a file": run("--out mine.yaml/new/out", "below a file", r"mine\.yaml", "--out"),
     "the model for the output": run("--out model", "lies in the model's folder", "model", "--out"),
@@ -396,12 +432,24 @@ PLACES = {
         "--out shut/out", "nothing can be written in", "shut", "--out", spoil=lambda s: s.readonly("shut")
     ),
     "too little memory": run(
-        "", r"needs about 0\.\d GB of memory", r"0\.1 GB are free", "samples",
+        "", r"needs about \d+ MB of memory", "100 MB are free", "samples",
         spoil=lambda s: s.patch.setattr(memory, "available_memory_bytes", lambda: 100_000_000),
     ),
     "too little disk": run(
-        "--out made", "of disk", "are free", "made", "--out",
+        "--out made", r"\d+ kB of disk", "1 kB are free", "made", "--out",
         spoil=lambda s: s.patch.setattr(memory, "free_disk_bytes", lambda path: 1_000),
+    ),
+    "nothing to measure": line("eval ./nowhere", "no such folder", "/nowhere"),
+    "an unknown suite to measure by": line("eval model --suite embeded", "'embeded'", "did you mean 'embedded'"),
+    "a pickle to measure": line(
+        "eval model --suite small.yaml", r"pytorch_model\.bin", "python -c", spoil=lambda s: s.pickled()
+    ),
+    "a folder of something else to measure into": line(
+        "eval model --suite small.yaml --out mine", "holds something else", "mine",
+        spoil=lambda s: s.write("mine/thesis.tex", "x"),
+    ),
+    "a suite whose text is away, to measure by": line(
+        "eval model --suite small.yaml", r"words\.txt", "suite", spoil=lambda s: s.drop("words.txt")
     ),
     "no report": line("report nowhere", "report", r"nowhere/report\.json", "finished artifact"),
     "the report of a file": line("report mine.yaml", "report", r"mine\.yaml/report\.json"),
@@ -409,7 +457,7 @@ PLACES = {
         "report made", "no JSON", r"made/report\.json", spoil=lambda s: s.write("made/report.json", "{")
     ),
     "a report of another version": line(
-        "report made", "schema 99", r"made/report\.json", "version",
+        "report made", "schema .*99", r"made/report\.json", "version",
         spoil=lambda s: s.write("made/report.json", '{"schema": 99}'),
     ),
 }  # fmt: skip
@@ -451,7 +499,7 @@ def check_message(said: str, words: tuple[str, ...], root: Path) -> None:
     assert "\n\n" not in said
     flat = " ".join(said.split())
     assert [word for word in words if not re.search(word, flat)] == [], said
-    ours = [one for one in said.splitlines() if str(root) not in one]
+    ours = [one for one in said.splitlines() if str(root) not in one and not one.startswith("  where: ")]
     assert max(map(len, ours)) <= 100, said
 
 
@@ -462,28 +510,34 @@ CASES = [(name, arguments) for name, mistake in MISTAKES.items() for arguments i
 def test_a_mistake_is_one_message_before_any_work(
     name: str, arguments: str, scene: Scene, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """In words and as JSON; where two commands must find it, each in one of the two ways."""
     mistake = MISTAKES[name]
     mistake.spoil(scene)
     before = snapshot(scene.root)
     shown = mistake.shown and arguments.startswith("plan")
     capfd.readouterr()
+    if len(mistake.lines) == 1 or shown or arguments != RUN:
+        assert cli.main(arguments.split()) == 2
+        said = capfd.readouterr()
+        check_message(said.err, mistake.words, scene.root)
+        assert ("REFUSED" in said.out) if shown else said.out == ""
+    if len(mistake.lines) == 1 or shown or arguments == RUN:
+        assert cli.main([*arguments.split(), "--json"]) == 2
+        said = capfd.readouterr()
+        check_message(said.err, mistake.words, scene.root)
+        check_document(said.out, shown)
+    assert snapshot(scene.root) == before
 
-    assert cli.main(arguments.split()) == 2
-    said = capfd.readouterr()
-    check_message(said.err, mistake.words, scene.root)
-    assert ("REFUSED" in said.out) if shown else said.out == ""
 
-    assert cli.main([*arguments.split(), "--json"]) == 2
-    again = capfd.readouterr()
-    assert again.err == said.err
-    assert again.out.count("\n") == 1
-    document = json.loads(again.out)
+def check_document(said: str, shown: bool) -> None:
+    """One JSON document: the error's parts, or the plan that is shown with its refusals."""
+    assert said.count("\n") == 1
+    document = json.loads(said)
     if shown:
         assert document["refusals"]
     else:
         assert set(document["error"]) == {"what", "where", "do"}
         assert all(document["error"].values())
-    assert snapshot(scene.root) == before
 
 
 def test_there_are_enough() -> None:
@@ -500,7 +554,7 @@ def test_without_its_mistake_the_scene_is_fine(scene: Scene, capfd: pytest.Captu
     assert snapshot(scene.root) == before
 
 
-@pytest.mark.parametrize("name", ["a tag that would run code", "a pickle alone"])
+@pytest.mark.parametrize("name", ["a tag that would run code", "a config that is not JSON"])
 def test_the_program_itself(name: str, scene: Scene) -> None:
     """The same through a process of its own, whose streams nothing else shares."""
     mistake = MISTAKES[name]

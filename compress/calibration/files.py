@@ -29,8 +29,9 @@ def read_bytes(path: Path) -> bytes:
     """The whole file, which must be there with something in it."""
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise CompressError(f"cannot read {path}: {error.strerror or error}", where=WHERE, hint=_HINT) from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+        why = getattr(error, "strerror", None) or error
+        raise CompressError(f"cannot read {path}: {why}", where=WHERE, hint=_HINT) from error
     if not content.strip():
         raise CompressError(f"{path} is empty", where=WHERE, hint=_HINT)
     return content

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError, safe_open
 
 from compress.errors import CompressError
 
@@ -36,7 +37,7 @@ def check_weights(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.is_file():
         raise _no_weights(folder)
-    table = _read_json(index).get("weight_map")
+    table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CompressError("the index of the weights has no `weight_map`", where=str(index), hint=_AGAIN)
     shards: dict[str, set[str]] = {}
@@ -66,7 +67,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise CompressError(
             "there is no config.json", where=str(folder), hint="name the folder that holds the config.json"
         )
-    config = _read_json(path)
+    config = read_json(path)
+    if not isinstance(config.get("quantization_config") or {}, dict):
+        raise CompressError("`quantization_config` is not an object", where=str(path), hint=_AGAIN)
     if not isinstance(config.get("model_type"), str):
         raise CompressError("config.json names no `model_type`", where=str(path), hint="use transformers' layout")
     return config
@@ -88,8 +91,12 @@ def read_license(folder: Path) -> str | None:
     return None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        CompressError: it holds something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -126,7 +133,11 @@ def _check_file(path: Path) -> set[str]:
             where=str(path),
             hint=_AGAIN,
         )
-    return set(spans)
+    try:
+        with safe_open(path, framework="pt", backend="pread") as handle:
+            return set(handle.keys())
+    except SafetensorError as error:  # shapes, dtypes and spans that do not go together
+        raise CompressError(f"the header is damaged: {error}", where=str(path), hint=_AGAIN) from error
 
 
 def _conversion(folder: Path) -> str:

@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from compress.errors import CompressError
 from compress.models import FAMILIES
 from compress.models.family import ModelFamily
-from compress.models.files import INDEX, SINGLE, check_weights
+from compress.models.files import INDEX, SINGLE, check_weights, read_json
 from compress.models.kinds import check_kind
 from compress.numerics import has_bf16_matrix_unit
 from compress.tables import resolve
 
+_WORDS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.model")
+_WORDS_HINT = "put the model's tokenizer.json and tokenizer_config.json into the folder"
 _DERIVED = ".rotary_emb.inv_freq"  # older checkpoints store it; the architecture computes it
 
 
@@ -100,10 +102,12 @@ def check_files(model: "StreamedModel", folder: Path) -> Any:
     """Holds a model's folder to what a run needs of it, headers only; its tokenizer.
 
     Raises:
-        CompressError: the weights are not there, not whole or another architecture's; no tokenizer.
+        CompressError: the weights are not there, not whole or another architecture's; no tokenizer, or none that
+            can be read; a generation config that cannot.
     """
     check_weights(folder)
     check_tensors(model, open_checkpoint(folder))
+    check_generation(folder)
     return tokenizer(folder)
 
 
@@ -117,9 +121,16 @@ def text_config(config: Mapping[str, Any], where: str) -> Any:
 
     model_type = config.get("model_type", "")
     family(model_type, where)
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        hint = "write float32, bfloat16 or float16"
+        raise CompressError(f"config.json names an unknown dtype, {dtype!r}", where=where, hint=hint)
     settings = {k: v for k, v in config.items() if k not in ("model_type", "quantization_config", "dtype")}
     with _readable_config(where):
         made = AutoConfig.for_model(model_type, **settings)
+    if made.num_hidden_layers < 1:
+        hint = "correct num_hidden_layers"
+        raise CompressError("config.json does not describe a model: it has no blocks", where=where, hint=hint)
     made._attn_implementation = "sdpa"
     return made
 
@@ -130,7 +141,7 @@ def _readable_config(where: str) -> Iterator[None]:
     from huggingface_hub.errors import StrictDataclassError
 
     mistakes = (
-        ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, IndexError, RuntimeError,
+        ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, IndexError, RuntimeError, AssertionError,
         StrictDataclassError,
     )  # fmt: skip
     try:
@@ -357,14 +368,51 @@ def tokenizer(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    try:
+    if not any(path for pattern in _WORDS for path in folder.glob(pattern)):
+        raise CompressError(f"there is no tokenizer: none of {', '.join(_WORDS)}", where=str(folder), hint=_WORDS_HINT)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            read_json(folder / name)
+    with _TokenizerFaults(folder):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CompressError(
-            "the tokenizer cannot be loaded: " + str(error).strip().split("\n", 1)[0],
-            where=str(folder),
-            hint="put the model's tokenizer.json and tokenizer_config.json into the folder",
-        ) from error
+
+
+class _TokenizerFaults:
+    """What loading a tokenizer raises, as ours; the library's compiled part raises nothing but a bare `Exception`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        known = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+        if kind is Exception or isinstance(error, known):
+            said = " ".join(str(error).split())[:200]
+            raise CompressError(
+                f"the tokenizer cannot be loaded: {said}", where=str(self.folder), hint=_WORDS_HINT
+            ) from error
+
+
+def check_generation(folder: Path) -> None:
+    """Refuses a `generation_config.json` that would keep the finished model from loading.
+
+    Raises:
+        CompressError: it is not JSON, or its values are wrong.
+    """
+    from transformers import GenerationConfig
+
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return
+    settings = read_json(path)
+    try:
+        GenerationConfig.from_dict(settings).validate()
+    except (ValueError, TypeError, AttributeError) as error:
+        said = " ".join(str(error).split())[:200]
+        what = f"generation_config.json is refused by transformers: {said}"
+        raise CompressError(what, where=str(path), hint="correct it, or take it out of the folder") from error
 
 
 def hush() -> None:

@@ -247,7 +247,7 @@ def test_too_short_says_what_there_is_and_what_is_needed(tmp_path: Path) -> None
     load(dataset, samples=3)
     load(dataset, seq_len=13)
     refused(lambda: load(text_file(tmp_path, (words(0, 2) + " ") * 20, "b.txt")), "repeated ones dropped")
-    refused(lambda: load(text_file(tmp_path, "x", "c.txt")), "1 tokens", "fewer samples")
+    refused(lambda: load(text_file(tmp_path, "x", "c.txt")), "1 tokens", "a shorter seq_len", "another dataset")
 
 
 def test_a_byte_order_mark_is_no_text_and_line_ends_are_kept(tmp_path: Path) -> None:
