@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from compress import artifact, keys
-from compress.evaluation import card, memory, page, report, speed
+from compress.evaluation import card, draw, memory, page, report, speed
 from compress.evaluation.metrics import Row, row
 from compress.evaluation.worker import measure_fidelity
 from compress.files import replace
@@ -132,9 +132,11 @@ def _with_rows(document: dict[str, Any], rows: list[Row], stale: Callable[[Row],
 def publish(job: Job, folder: Path, document: dict[str, Any], lock: dict[str, Any]) -> None:
     """Writes report, pages and card, and the lock last."""
     report.write(folder, document)
+    drawn = draw.draw(document, folder)
     text = plan_text(job.plan)
-    replace(folder / "report.html", page.html(document, job.recipe.text, text).encode())
-    readme = card.card(document, job.recipe.name, job.recipe.text, job.source.license)
+    replace(folder / "report.html", page.html(document, job.recipe.text, text, drawn).encode())
+    pictures = drawn.pictures if drawn else ()
+    readme = card.card(document, job.recipe.name, job.recipe.text, job.source.license, pictures)
     replace(folder / "README.md", readme.encode())
     skipped = {artifact.LOCK}
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name not in skipped)

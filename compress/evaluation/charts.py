@@ -10,7 +10,7 @@ from typing import Any
 from compress.evaluation.marks import ARTIFACT, INK, Chart, bars, both, differences, dots, finish, legend, plot, tip
 from compress.evaluation.metrics import Row
 from compress.evaluation.report import Report
-from compress.evaluation.rows import POOLED, SPECS, block_errors, groups, headline
+from compress.evaluation.rows import POOLED, SPECS, block_errors, groups, headline, lone
 from compress.evaluation.text import plain, sig3
 
 _SMALLEST = 1e-6  # a divergence below this many nats is no divergence: a logarithm has no zero
@@ -54,7 +54,7 @@ def _perplexity(report: Report) -> Chart | None:
     spec = SPECS["perplexity"]
     values = [item for group in groups(report, spec) for item in both(group, spec, label=group.where or group.task)]
     caption = "Perplexity of a token on each text; lower is better."
-    if any(item["low"] != item["high"] for item in values):
+    if not lone(report) and any(item["low"] != item["high"] for item in values):
         caption += " The intervals are each model's own; the difference on the same tokens is known much better."
     return dots("perplexity", "Perplexity", caption, values, form=",.4~g")
 
@@ -121,6 +121,7 @@ def _blocks(report: Report) -> Chart | None:
     if not rows:
         return None
     names = _short_names([row["task"] for row in rows])
+    few = len(rows) <= 12  # one block is no wall
     values = [{"name": plain(row["task"]), "label": plain(name), "value": row["value"], "shown": sig3(row["value"])}
               for row, name in zip(rows, names, strict=True)]  # fmt: skip
     chart = (
@@ -128,13 +129,12 @@ def _blocks(report: Report) -> Chart | None:
         .mark_bar(color=ARTIFACT, cornerRadiusEnd=1)
         .encode(
             x=alt.X("label:N", sort=None, title="block")
-            .axis(labelAngle=0, labelOverlap="greedy", labelSeparation=4)
+            .axis(labelAngle=0, labelLimit=46 if few else 90, labelOverlap="greedy", labelSeparation=4)
             .scale(paddingInner=0.2, paddingOuter=0.1),
             y=alt.Y("value:Q", title=None).axis(format=".2~g", tickCount=5),
             tooltip=[tip("name", "block"), tip("shown", "relative error")],
         )
     )
-    few = len(rows) <= 12  # one block is no wall
     caption = (
         "Relative error of each block's output on held-out text. Both models ran from the first block on: a block's "
         "error includes what came before it."
