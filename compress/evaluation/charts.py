@@ -13,6 +13,10 @@ from compress.evaluation.report import Report
 from compress.evaluation.rows import POOLED, SPECS, block_errors, groups, headline, lone
 from compress.evaluation.text import plain, sig3
 
+NAMES = (
+    "accuracy", "accuracy_difference", "perplexity", "nll_difference", "size", "prefill", "decode", "block_error",
+    "kld",
+)  # fmt: skip
 _SMALLEST = 1e-6  # a divergence below this many nats is no divergence: a logarithm has no zero
 
 
@@ -104,7 +108,7 @@ def _decode(report: Report) -> Chart | None:
 
 def _speed(report: Report, metric: str, title: str) -> Chart | None:
     spec = SPECS[metric]
-    values = [item for group in groups(report, spec) for item in both(group, spec, label=group.where)]
+    values = [item for group in groups(report, spec) for item in both(group, spec, label=group.where or group.task)]
     caption = (
         "Tokens per second of the whole batch, by batch × context + output; the thin line is the range over repeats."
     )
@@ -121,15 +125,15 @@ def _blocks(report: Report) -> Chart | None:
     if not rows:
         return None
     names = _short_names([row["task"] for row in rows])
-    few = len(rows) <= 12  # one block is no wall
     values = [{"name": plain(row["task"]), "label": plain(name), "value": row["value"], "shown": sig3(row["value"])}
               for row, name in zip(rows, names, strict=True)]  # fmt: skip
+    width = {"size": 24} if len(rows) <= 12 else {}  # one block is no wall
     chart = (
         plot(values)
-        .mark_bar(color=ARTIFACT, cornerRadiusEnd=1)
+        .mark_bar(color=ARTIFACT, cornerRadiusEnd=1, **width)
         .encode(
             x=alt.X("label:N", sort=None, title="block")
-            .axis(labelAngle=0, labelLimit=46 if few else 90, labelOverlap="greedy", labelSeparation=4)
+            .axis(labelAngle=0, labelLimit=90, labelOverlap="parity", labelSeparation=4)
             .scale(paddingInner=0.2, paddingOuter=0.1),
             y=alt.Y("value:Q", title=None).axis(format=".2~g", tickCount=5),
             tooltip=[tip("name", "block"), tip("shown", "relative error")],
@@ -140,7 +144,7 @@ def _blocks(report: Report) -> Chart | None:
         "error includes what came before it."
     )
     title = "Error by block"
-    return Chart("block_error", title, caption, finish(chart, 190, {"step": 48} if few else "container"))
+    return Chart("block_error", title, caption, finish(chart, 190))
 
 
 def _kld(report: Report) -> Chart | None:

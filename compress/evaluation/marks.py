@@ -185,14 +185,14 @@ def _height(values: Sequence[dict[str, Any]], step: int) -> int:
     return step * len({item["label"] for item in values}) + 8
 
 
-def finish(chart: Any, height: int, width: int | str | dict[str, int] = "container") -> dict[str, Any]:
+def finish(chart: Any, height: int) -> dict[str, Any]:
     """The page's spec of a chart: the column's width, and quiet axes."""
     axis = {
         "domain": False, "ticks": False, "gridColor": GRID, "labelColor": SOFT, "titleColor": SOFT,
         "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "labelPadding": 6,
     }  # fmt: skip
     made = (
-        chart.properties(width=width, height=height)
+        chart.properties(width="container", height=height)
         .configure(background="transparent", font=_FONT, padding=0)
         .configure_view(stroke=None)
         .configure_axis(**axis)
@@ -208,8 +208,6 @@ def picture(chart: Chart) -> dict[str, Any]:
     for variable, color in _PICTURE.items():
         text = text.replace(json.dumps(variable), json.dumps(color))
     spec: dict[str, Any] = json.loads(text)
-    if spec["width"] == "container":
-        spec["width"] = _PICTURE_WIDTH
     title = {"anchor": "start", "color": _PICTURE[INK], "fontSize": 15, "offset": 10}
     changed = {"background": _PICTURE[PAPER], "font": "sans-serif", "padding": 16, "title": title}
-    return {**spec, "title": chart.title, "config": {**spec["config"], **changed}}
+    return {**spec, "width": _PICTURE_WIDTH, "title": chart.title, "config": {**spec["config"], **changed}}

@@ -56,6 +56,7 @@ def html(report: Report, recipe_yaml: str | None, plan_text: str | None, drawn: 
         recovery=lines(report, [SPECS["recovery"]]), divergence=divergence(report),
         cost=lines(report, COST), blocks=_blocks(report), shared_accuracy=_shared(report, _ACCURACY),
         shared_speed=_shared(report, ("prefill_tok_s", "decode_tok_s")),
+        steps=any(row["metric"] == "itl_s" for row in report["measurements"]),
         notes=report["artifact"].get("notes") or [], conditions=conditions(report), disturbed=_disturbed(report),
         skipped=_skipped(report), recipe_yaml=recipe_yaml, plan_text=plan_text,
     )  # fmt: skip

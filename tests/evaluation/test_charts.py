@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from report_example import EVIL, TASKS, accuracy_rows, block_rows, cost_rows, fidelity_rows, make_lone, make_report
 
-from compress.evaluation import draw as drawing
-from compress.evaluation.charts import charts
+from compress.evaluation.charts import NAMES, charts
 from compress.evaluation.draw import draw
 from compress.evaluation.marks import Chart, picture
 from compress.evaluation.metrics import row
@@ -32,7 +31,7 @@ def values(chart: Chart) -> list[dict[str, Any]]:
 
 
 def test_every_kind_of_row_has_its_chart(full: dict[str, Chart]) -> None:
-    assert set(full) == set(drawing._NAMES)
+    assert set(full) == set(NAMES)
     assert by_name(make_report([])) == {}
     empty = [row(m, s, "t", None) for m, s in (("acc", "base"), ("acc_delta", "pair"), ("block_error", "pair"),
              ("kld_mean", "pair"), ("size_bytes", "artifact"), ("decode_tok_s", "base"))]  # fmt: skip
