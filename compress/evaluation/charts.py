@@ -174,7 +174,7 @@ def _kld(report: Report) -> Chart | None:
     texts = marks.mark_text(color=INK, align="right", dx=-8, dy=-7, fontSize=11.5).encode(text="text:N")
     caption = (
         "KL divergence of the artifact's predictions from the base's at each position, sorted, on a logarithmic axis"
-        + (f"; what is below {sig3(floor)} is drawn there." if min(min(curve) for _, curve in found) < floor else ".")
+        + (f"; what is below {floor:.1g} is drawn there." if min(min(curve) for _, curve in found) < floor else ".")
     )
     title = "Distribution of the divergence"
     return Chart("kld", title, caption, finish(curves + hover + points + texts, 240))

@@ -193,7 +193,7 @@ def finish(chart: Any, height: int) -> dict[str, Any]:
     }  # fmt: skip
     made = (
         chart.properties(width="container", height=height)
-        .configure(background="transparent", font=_FONT, padding=0)
+        .configure(background="transparent", font=_FONT, padding=3)
         .configure_view(stroke=None)
         .configure_axis(**axis)
     )
