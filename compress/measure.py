@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from compress import artifact, keys
-from compress.evaluation import card, memory, page, questions, report, speed
+from compress.evaluation import card, draw, memory, page, questions, report, speed
 from compress.evaluation.compare import Results, accuracy_rows, verdict
 from compress.evaluation.metrics import Row, row
 from compress.evaluation.suite import Suite
@@ -212,16 +212,18 @@ def _with_rows(document: Document, rows: list[Row], stale: Callable[[Row], bool]
     return {**document, "measurements": kept + rows}
 
 
-def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: bool) -> None:  # noqa: ARG001
+def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: bool) -> None:
     """Writes report, pages and card, and the lock last; recipe and plan are what the folder holds."""
     report.write(home, document)
+    drawn = draw.draw(document, home) if charts else None
     recipe_file = home / "recipe.yaml"
     recipe_yaml = recipe_file.read_text(encoding="utf-8") if recipe_file.is_file() else None
     plan = read_plan(home)
-    replace(home / "report.html", page.html(document, recipe_yaml, plan_text(plan) if plan else None).encode())
+    text = plan_text(plan) if plan else None
+    replace(home / "report.html", page.html(document, recipe_yaml, text, drawn).encode())
     if recipe_yaml is not None:
         name = str(document["artifact"].get("recipe") or recipe_file.stem)
-        readme = card.card(document, name, recipe_yaml, lock["model"]["license"])
+        readme = card.card(document, name, recipe_yaml, lock["model"]["license"], drawn.pictures if drawn else ())
         replace(home / "README.md", readme.encode())
     files = sorted(p for p in home.iterdir() if p.is_file() and p.name != artifact.LOCK)
     known = {n: d for n, d in lock.get("files", {}).items() if n.endswith(".safetensors")}  # written once

@@ -10,9 +10,13 @@ from typing import Any
 from compress.evaluation.marks import ARTIFACT, INK, Chart, bars, both, differences, dots, finish, legend, plot, tip
 from compress.evaluation.metrics import Row
 from compress.evaluation.report import Report
-from compress.evaluation.rows import POOLED, SPECS, block_errors, groups, headline
+from compress.evaluation.rows import POOLED, SPECS, block_errors, groups, headline, lone
 from compress.evaluation.text import plain, sig3
 
+NAMES = (
+    "accuracy", "accuracy_difference", "perplexity", "nll_difference", "size", "prefill", "decode", "block_error",
+    "kld",
+)  # fmt: skip
 _SMALLEST = 1e-6  # a divergence below this many nats is no divergence: a logarithm has no zero
 
 
@@ -54,7 +58,7 @@ def _perplexity(report: Report) -> Chart | None:
     spec = SPECS["perplexity"]
     values = [item for group in groups(report, spec) for item in both(group, spec, label=group.where or group.task)]
     caption = "Perplexity of a token on each text; lower is better."
-    if any(item["low"] != item["high"] for item in values):
+    if not lone(report) and any(item["low"] != item["high"] for item in values):
         caption += " The intervals are each model's own; the difference on the same tokens is known much better."
     return dots("perplexity", "Perplexity", caption, values, form=",.4~g")
 
@@ -104,7 +108,7 @@ def _decode(report: Report) -> Chart | None:
 
 def _speed(report: Report, metric: str, title: str) -> Chart | None:
     spec = SPECS[metric]
-    values = [item for group in groups(report, spec) for item in both(group, spec, label=group.where)]
+    values = [item for group in groups(report, spec) for item in both(group, spec, label=group.where or group.task)]
     caption = (
         "Tokens per second of the whole batch, by batch × context + output; the thin line is the range over repeats."
     )
@@ -123,24 +127,24 @@ def _blocks(report: Report) -> Chart | None:
     names = _short_names([row["task"] for row in rows])
     values = [{"name": plain(row["task"]), "label": plain(name), "value": row["value"], "shown": sig3(row["value"])}
               for row, name in zip(rows, names, strict=True)]  # fmt: skip
+    width = {"size": 24} if len(rows) <= 12 else {}  # one block is no wall
     chart = (
         plot(values)
-        .mark_bar(color=ARTIFACT, cornerRadiusEnd=1)
+        .mark_bar(color=ARTIFACT, cornerRadiusEnd=1, **width)
         .encode(
             x=alt.X("label:N", sort=None, title="block")
-            .axis(labelAngle=0, labelOverlap="greedy", labelSeparation=4)
+            .axis(labelAngle=0, labelLimit=90, labelOverlap="parity", labelSeparation=4)
             .scale(paddingInner=0.2, paddingOuter=0.1),
             y=alt.Y("value:Q", title=None).axis(format=".2~g", tickCount=5),
             tooltip=[tip("name", "block"), tip("shown", "relative error")],
         )
     )
-    few = len(rows) <= 12  # one block is no wall
     caption = (
         "Relative error of each block's output on held-out text. Both models ran from the first block on: a block's "
         "error includes what came before it."
     )
     title = "Error by block"
-    return Chart("block_error", title, caption, finish(chart, 190, {"step": 48} if few else "container"))
+    return Chart("block_error", title, caption, finish(chart, 190))
 
 
 def _kld(report: Report) -> Chart | None:
@@ -170,7 +174,7 @@ def _kld(report: Report) -> Chart | None:
     texts = marks.mark_text(color=INK, align="right", dx=-8, dy=-7, fontSize=11.5).encode(text="text:N")
     caption = (
         "KL divergence of the artifact's predictions from the base's at each position, sorted, on a logarithmic axis"
-        + (f"; what is below {sig3(floor)} is drawn there." if min(min(curve) for _, curve in found) < floor else ".")
+        + (f"; what is below {floor:.1g} is drawn there." if min(min(curve) for _, curve in found) < floor else ".")
     )
     title = "Distribution of the divergence"
     return Chart("kld", title, caption, finish(curves + hover + points + texts, 240))

@@ -35,7 +35,7 @@ def accuracy_rows(base: Results | None, artifact: Results, suite: Suite, conditi
                 rows += _task_rows(subject, task.task, results[task.task], where)  # type: ignore[arg-type]
         if base is not None and task.metric in BINARY:
             values_N3 = paired(base[task.task], found, task.metric)
-            rows += _pair_rows(values_N3, task.task, {**where, "counted": task.metric})
+            rows += _pair_rows(values_N3, task.task, {**where, "metric": task.metric})
             pooled.append(values_N3)
     if len(pooled) > 1:
         values_N3 = np.concatenate(pooled)

@@ -1,10 +1,11 @@
 """Draws a report's charts: pictures for the card, and what the page needs to show them itself.
 
-The library that draws (vl-convert) is a JavaScript engine: about 180 MiB, and two seconds for the first script.
-The process that compresses is promised to stay small, so the engine lives in a worker that is gone when the
-charts are there. It runs only for a report with measurements of a suite: what the walk alone knows (the error of
-each block, and a few figures) the page shows without pictures, and `--no-eval` costs nothing. The page's script,
-a megabyte that depends on the libraries' versions alone, is kept in the cache.
+The library that draws (vl-convert) is a JavaScript engine: with Altair some 170 MiB and three seconds, and 80 MiB
+and two seconds more to make the page's script. The process that compresses is promised to stay small, so the
+engine lives in a worker that is gone when the charts are there; the caller grows by the page alone. It runs only
+for a report with measurements of a suite, which have conditions: what the walk alone knows (the error of each
+block, and a few figures) the page shows without charts, and `--no-eval` costs nothing. The script, a megabyte
+that depends on the libraries' versions alone, is kept in the cache.
 
 Left out: pictures for the page of readers without scripts: its tables have every number.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.evaluation.charts import charts
+from compress.evaluation.charts import NAMES, charts
 from compress.evaluation.marks import Chart, picture
 from compress.evaluation.report import Report
 from compress.files import replace
@@ -25,10 +26,6 @@ from compress.paths import cache_dir
 from compress.workers import call, serve
 
 FOLDER = "charts"
-_NAMES = (
-    "accuracy", "accuracy_difference", "perplexity", "nll_difference", "size", "prefill", "decode", "block_error",
-    "kld",
-)  # fmt: skip
 _SCALE = 2  # pixels of a picture for each of its points: sharp on today's screens
 
 
@@ -62,7 +59,7 @@ def draw(report: Report, folder: Path) -> Drawn | None:
 
 def _keep(folder: Path, names: Any) -> None:
     """Deletes pictures of ours other than `names`; what else lies in the folder is not ours."""
-    for name in set(_NAMES) - set(names):
+    for name in set(NAMES) - set(names):
         (folder / FOLDER / f"{name}.png").unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not there, or not empty
         (folder / FOLDER).rmdir()
@@ -78,7 +75,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     made = charts(request["report"])
     for chart in made:
-        assert chart.name in _NAMES, chart.name
+        assert chart.name in NAMES, chart.name
         png = vl_convert.vegalite_to_png(picture(chart), vl_version=version, scale=_SCALE, allowed_base_urls=[])
         replace(folder / f"{chart.name}.png", png)
     return {"charts": [dataclasses.asdict(chart) for chart in made], "script": _script(version)}

@@ -14,7 +14,7 @@ from compress.evaluation.table import show_range, shown
 from compress.evaluation.text import show_change, show_points, show_ratio, sig3, signed
 
 _OUTCOMES = {
-    "non_inferior": ("Not worse", "good", "✓"),
+    "non_inferior": ("Non-inferior", "good", "✓"),
     "worse": ("Worse", "bad", "✕"),
     "undecided": ("Undecided", "open", "?"),
 }
@@ -31,7 +31,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Badge:
-    """The verdict: a word, its tone (good, bad, open), a sign that tells it without colours, and why;
+    """The verdict: a word, its tone (good, bad, open, none), a sign that tells it without colours, and why;
     the rule as the document words it."""
 
     word: str
@@ -148,7 +148,7 @@ def badge(report: Report) -> Badge:
     verdict = report["verdict"]
     if verdict is None:
         why = "There is nothing to compare with." if lone(report) else "Too little was measured to give one."
-        return Badge("No verdict", "open", "–", why, "", ())
+        return Badge("No verdict", "none", "–", why, "", ())
     word, tone, sign = _OUTCOMES[verdict["overall"]]
     tasks = [(name, _outcome(value)) for name, value in verdict["tasks"].items()]
     return Badge(word, tone, sign, _reason(verdict), verdict.get("rule", ""), tuple(tasks))
@@ -157,10 +157,10 @@ def badge(report: Report) -> Badge:
 def _reason(verdict: dict[str, Any]) -> str:
     """What changed, within which range, against which margin."""
     accuracy = verdict["basis"] == "accuracy"
-    show = show_points if accuracy else signed(sig3)
+    show = show_points if accuracy else signed(lambda size: f"{size:.3g}")
     what = "Accuracy changed by" if accuracy else "The log of the perplexity ratio is"
     margin = verdict["delta"]
-    against = "" if margin is None else f"the margin is {f'{100 * margin:.3g} pp' if accuracy else sig3(margin)}"
+    against = "" if margin is None else f"the margin is {f'{100 * margin:.3g} pp' if accuracy else f'{margin:.3g}'}"
     value, low, high = (verdict.get(key) for key in ("value", "low", "high"))
     if value is None:
         return f"By {verdict['basis']}" + (f"; {against}." if against else ".")

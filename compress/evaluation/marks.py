@@ -63,17 +63,15 @@ def dots(name: str, title: str, caption: str, values: list[dict[str, Any]], *, f
 
     if not values:
         return None
-    x = alt.X("value:Q", title=None).scale(zero=False).axis(format=form, tickCount=6)
+    x = alt.X("value:Q", title=None).scale(zero=False, padding=10).axis(format=form, tickCount=6)
     base = plot(values).encode(y=_labels(), yOffset=_offset(values), color=_color(values))
-    ranges = base.mark_rule(strokeWidth=2, strokeCap="round").encode(
-        x=alt.X("low:Q", title=None).scale(zero=False), x2="high:Q"
-    )
+    ranges = base.mark_rule(strokeWidth=2, strokeCap="round").encode(x=alt.X("low:Q", title=None), x2="high:Q")
     seen = _subjects(values)
     shapes = {"base": "diamond", "artifact": "circle"}
     shape = alt.Shape("subject:N", title=None).legend(_legend_of(values))
     shape = shape.scale(domain=seen, range=[shapes[subject] for subject in seen])
     points = base.mark_point(filled=True, size=64, opacity=1).encode(x=x, shape=shape, tooltip=_tips())
-    return Chart(name, title, caption, finish(ranges + points, _height(values, 34)))
+    return Chart(name, title, caption, finish(ranges + points, _height(values, 30)))
 
 
 def differences(
@@ -101,7 +99,7 @@ def differences(
         ),
         base.mark_point(filled=True, color=ARTIFACT, opacity=1).encode(x=axis, size=size, tooltip=_tips(False)),
     ]
-    return Chart(name, title, caption, finish(alt.layer(*layers), _height(values, 28)))
+    return Chart(name, title, caption, finish(alt.layer(*layers), _height(values, 30)))
 
 
 def _line_at(value: float, color: str, dash: list[int]) -> Any:
@@ -137,7 +135,9 @@ def plot(values: Sequence[dict[str, Any]]) -> Any:
 def _labels() -> Any:
     import altair as alt
 
-    axis = alt.Axis(labelLimit=190, labelColor=INK, labelPadding=8, grid=False, labelFontSize=12)
+    shorter = "slice(datum.label, 0, 13) + '…' + slice(datum.label, -13)"  # names mostly differ at their ends
+    label = f"length(datum.label) > 28 ? {shorter} : datum.label"
+    axis = alt.Axis(labelExpr=label, labelLimit=190, labelColor=INK, labelPadding=8, grid=False, labelFontSize=12)
     return alt.Y("label:N", sort=None, title=None).axis(axis).scale(paddingInner=0.25, paddingOuter=0.15)
 
 
@@ -185,15 +185,15 @@ def _height(values: Sequence[dict[str, Any]], step: int) -> int:
     return step * len({item["label"] for item in values}) + 8
 
 
-def finish(chart: Any, height: int, width: int | str | dict[str, int] = "container") -> dict[str, Any]:
+def finish(chart: Any, height: int) -> dict[str, Any]:
     """The page's spec of a chart: the column's width, and quiet axes."""
     axis = {
         "domain": False, "ticks": False, "gridColor": GRID, "labelColor": SOFT, "titleColor": SOFT,
         "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "labelPadding": 6,
     }  # fmt: skip
     made = (
-        chart.properties(width=width, height=height)
-        .configure(background="transparent", font=_FONT, padding=0)
+        chart.properties(width="container", height=height)
+        .configure(background="transparent", font=_FONT, padding=3)
         .configure_view(stroke=None)
         .configure_axis(**axis)
     )
@@ -208,8 +208,6 @@ def picture(chart: Chart) -> dict[str, Any]:
     for variable, color in _PICTURE.items():
         text = text.replace(json.dumps(variable), json.dumps(color))
     spec: dict[str, Any] = json.loads(text)
-    if spec["width"] == "container":
-        spec["width"] = _PICTURE_WIDTH
     title = {"anchor": "start", "color": _PICTURE[INK], "fontSize": 15, "offset": 10}
     changed = {"background": _PICTURE[PAPER], "font": "sans-serif", "padding": 16, "title": title}
-    return {**spec, "title": chart.title, "config": {**spec["config"], **changed}}
+    return {**spec, "width": _PICTURE_WIDTH, "title": chart.title, "config": {**spec["config"], **changed}}

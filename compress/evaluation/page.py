@@ -42,17 +42,21 @@ def html(report: Report, recipe_yaml: str | None, plan_text: str | None, drawn: 
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     charts = {chart.name: chart for chart in drawn.charts} if drawn else {}
+    tasks, verdict = task_lines(report), badge(report)
+    outcomes = {task: outcome for task, outcome in verdict.tasks if any(line.task == task for line in tasks)}
     boot = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     scripts = [_script(drawn.script), _script(boot)] if drawn else []
     return environment.get_template("report.html.j2").render(
         report=report, lone=lone(report), style=(_TEMPLATES / "report.css").read_text(encoding="utf-8"),
         policy=_policy(scripts), scripts=scripts, charts=charts,
-        data=_data({name: chart.spec for name, chart in charts.items()}), facts=facts(report), badge=badge(report),
-        figures=figures(report), verified=_verified(report), tasks=task_lines(report),
+        data=_data({name: chart.spec for name, chart in charts.items()}), facts=facts(report), badge=verdict,
+        figures=figures(report), verified=_verified(report), tasks=tasks, outcomes=outcomes,
+        other_tasks=[pair for pair in verdict.tasks if pair[0] not in outcomes],
         likelihood=lines(report, [spec for spec in LIKELIHOOD if spec.metric not in DIVERGENCE]),
         recovery=lines(report, [SPECS["recovery"]]), divergence=divergence(report),
         cost=lines(report, COST), blocks=_blocks(report), shared_accuracy=_shared(report, _ACCURACY),
         shared_speed=_shared(report, ("prefill_tok_s", "decode_tok_s")),
+        steps=any(row["metric"] == "itl_s" for row in report["measurements"]),
         notes=report["artifact"].get("notes") or [], conditions=conditions(report), disturbed=_disturbed(report),
         skipped=_skipped(report), recipe_yaml=recipe_yaml, plan_text=plan_text,
     )  # fmt: skip

@@ -130,9 +130,12 @@ def test_the_main_accuracy_is_the_one_whose_difference_is_given() -> None:
 def test_one_line_a_task_with_both_intervals_and_the_answers_that_changed() -> None:
     found = task_lines(make_report(accuracy_rows(("a", "b"), n=200)))
     assert [(line.task, line.metric) for line in found] == [
-        ("a", "acc"), ("a", "acc norm"), ("b", "acc"), ("b", "acc norm"),
+        ("a", "acc"), ("a", "acc norm"), ("b", "acc"), ("b", "acc norm"), ("pooled", ""),
     ]  # fmt: skip
-    for line in found[1::2]:
+    assert [line.all for line in found] == [False] * 4 + [True]
+    assert [line.main for line in found] == [False, True, False, True, True]
+    assert (found[-1].base, found[-1].change, found[-1].flips) == ("–", "−0.84 pp", "296 lost, 254 gained")
+    for line in found[1:4:2]:
         assert re.fullmatch(r"[\d.]+ – [\d.]+%", line.base_range)
         assert re.fullmatch(r"[\d.]+ – [\d.]+%", line.artifact_range)
         assert re.fullmatch(r"[−+]?[\d.]+ to [−+]?[\d.]+ pp", line.change_range)
