@@ -18,6 +18,7 @@ from compress.calibration.data import (
     resolve_dataset,
 )
 from compress.errors import CompressError, nearest
+from compress.evaluation.cost import cost
 from compress.evaluation.suite import Suite, load_suite
 from compress.formats import FORMATS
 from compress.formats.base import Format
@@ -103,7 +104,7 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
     }  # fmt: skip
     plan = make_plan(
         file.recipe, shapes, model.family, fmt,
-        names=(source.name, file.name), calibration=calibration, suite=suite.name,
+        names=(source.name, file.name), calibration=calibration, suite=(suite.name, cost(suite, shapes.params).text),
     )  # fmt: skip
     if needs_data and words is not None and not plan.refusals:
         with file.located():

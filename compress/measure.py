@@ -55,14 +55,16 @@ class Evaluation:
 
 def evaluate(asked: Evaluation, document: Document, progress: Progress) -> Document:
     """The suite's stages that the lock does not name yet; each is published as it ends."""
-    for name, (key, stage) in _stages(asked).items():
-        lock = artifact.read_lock(asked.home)
-        if lock["stages"].get(name) != key:
-            document = stage(asked, document, progress)
-            lock["stages"][name] = key
-            lock["suite"] = asked.suite.model_dump(mode="json")
-            publish(asked.home, with_verdict(document, asked), lock, charts=True)
-    return with_verdict(document, asked)
+    stages = _stages(asked)
+    lock = artifact.read_lock(asked.home)
+    missing = [name for name, (key, _) in stages.items() if lock["stages"].get(name) != key]
+    for name in missing:
+        key, stage = stages[name]
+        document = with_verdict(stage(asked, document, progress), asked)
+        lock["stages"][name] = key
+        lock["suite"] = asked.suite.model_dump(mode="json")
+        document = publish(asked.home, document, lock, charts=name == missing[-1])
+    return document
 
 
 def check(asked: Evaluation) -> None:
@@ -71,8 +73,8 @@ def check(asked: Evaluation) -> None:
     Raises:
         CompressError: a task of the suite, or its documents, cannot be had.
     """
-    key, _ = _stages(asked).get("accuracy", (None, None))
-    if key is not None and artifact.read_lock(asked.home).get("stages", {}).get("accuracy") != key:
+    key, _ = _stages(asked)["accuracy"]
+    if asked.suite.accuracy and artifact.read_lock(asked.home).get("stages", {}).get("accuracy") != key:
         questions.documents(asked.suite)
 
 
@@ -212,9 +214,14 @@ def _with_rows(document: Document, rows: list[Row], stale: Callable[[Row], bool]
     return {**document, "measurements": kept + rows}
 
 
-def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: bool) -> None:
-    """Writes report, pages and card, and the lock last; recipe and plan are what the folder holds."""
+def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: bool) -> Document:
+    """Writes report, pages and card, and the lock last; recipe and plan are what the folder holds.
+
+    Args:
+        charts: whether to draw them; they take seconds, so only after the last stage.
+    """
     report.write(home, document)
+    document = report.read(home)  # the pages show what is stored
     drawn = draw.draw(document, home) if charts else None
     recipe_file = home / "recipe.yaml"
     recipe_yaml = recipe_file.read_text(encoding="utf-8") if recipe_file.is_file() else None
@@ -229,3 +236,4 @@ def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: boo
     known = {n: d for n, d in lock.get("files", {}).items() if n.endswith(".safetensors")}  # written once
     lock["files"] = {p.name: known.get(p.name) or artifact.file_digest(p) for p in files}
     artifact.write_json(home / artifact.LOCK, lock)
+    return document

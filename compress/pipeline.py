@@ -239,7 +239,8 @@ def _identity(job: Job, folder: Path, notes: list[str]) -> dict[str, Any]:
         notes = ["the base was unpacked from a GGUF file of a package: its weights were rounded once already", *notes]
     return {
         "name": folder.name, "recipe": job.recipe.name, "method": [s.method for s in job.recipe.recipe.steps],
-        "scheme": list(kinds), "format": job.format.name, "notes": [*job.plan.notes, *notes],
+        "scheme": list(kinds), "format": job.format.name, "loaders": list(job.plan.loaders),
+        "notes": [*job.plan.notes, *notes],
     }  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def plan_text(plan: Plan) -> str:
         ("statistics", statistics),
         ("calibration data", f"{data['dataset']}{asked}" if plan.statistics != "none" else "none needed"),
         ("calibration tokens", f"{data['tokens']:,} and {data['heldout']:,} held out"),
-        ("suite", plan.suite),
+        ("suite", plan.cost or plan.suite),
         ("loaded by", ", ".join(plan.loaders)),
         ("peak memory, about", show_bytes(plan.memory_bytes)),
         ("disk while running", show_bytes(plan.disk_bytes)),

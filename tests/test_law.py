@@ -41,10 +41,11 @@ calibration.chain calibration.stats calibration.walk
 recipe plan plan_text
 shards artifact
 runtimes runtimes.hf runtimes.draw
-evaluation.stream evaluation.suite evaluation.fidelity evaluation.worker evaluation.speed
+evaluation.intervals evaluation.stream evaluation.suite evaluation.cost evaluation.fidelity evaluation.worker
+evaluation.speed evaluation.likelihood evaluation.compare evaluation.accuracy
 evaluation.report evaluation.text evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
 evaluation.figures evaluation.page evaluation.card
-verify keys job windows measure pipeline __init__
+verify keys evaluation.questions job windows measure pipeline judge __init__
 cli __main__
 """.split()  # noqa: SIM905  # a page of names reads better without quotes
 MODULES = ["compress" if name == "__init__" else f"compress.{name}" for name in ORDER]
@@ -265,6 +266,6 @@ def test_every_measured_metric_is_registered() -> None:
     }
     assert {"perplexity", "size_bytes", "block_error"} <= named
     logits_PV = torch.eye(4)[:, :3]
-    compared = fidelity_rows(compare_logits(logits_PV, logits_PV, torch.tensor([0, 1, 2, 0])), "x", {})
+    compared = fidelity_rows(compare_logits(logits_PV, logits_PV, torch.tensor([0, 1, 2, 0])), "x", {}, 2)
     named |= {measured["metric"] for measured in compared} | set(POINT_METRICS)
     assert named - set(METRICS) == set()

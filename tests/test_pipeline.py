@@ -223,8 +223,8 @@ def test_the_suite_is_checked_before_the_walk(
     monkeypatch.setattr(pipeline, "walk", None)
     with pytest.raises(CompressError, match=r"nowhere\.txt"):
         pipeline.run(
-            write_recipe(tmp_path, text), str(tiny("llama", tied=True)), tmp_path / "out", suite=str(suite),
-            progress=lambda *_: None,
+            write_recipe(tmp_path, text), str(tiny("llama", tied=True)), tmp_path / "out",
+            changes={"evaluate.suite": str(suite)}, progress=lambda *_: None,
         )  # fmt: skip
     assert not (tmp_path / "out").exists()
 
@@ -237,7 +237,7 @@ def test_the_whole_run_with_measurements(tiny: MakeTiny, text: Path, tmp_path: P
         "speed: [{batch: 2, context: 16, output: 2}]\n"
     )
     arguments = (write_recipe(tmp_path, text), str(tiny("llama", tied=True)), tmp_path / "out")
-    outcome = pipeline.run(*arguments, suite=str(suite), progress=lambda *_: None)
+    outcome = pipeline.run(*arguments, changes={"evaluate.suite": str(suite)}, progress=lambda *_: None)
     metrics = {(r["metric"], r["task"]) for r in outcome.report["measurements"]}
     for metric, task in (
         ("perplexity", "heldout"), ("perplexity", "text.txt"), ("kld_mean", "text.txt"), ("size_bytes", "checkpoint"),
@@ -248,7 +248,7 @@ def test_the_whole_run_with_measurements(tiny: MakeTiny, text: Path, tmp_path: P
     assert len(outcome.report["verified"]["generated"]) == 16
     assert set(read_lock(tmp_path / "out")["stages"]) == {"compress", "whole", "fidelity", "speed"}
     assert not (tmp_path / "out" / STATE).exists()
-    again = pipeline.run(*arguments, suite=str(suite), progress=lambda *_: None)
+    again = pipeline.run(*arguments, changes={"evaluate.suite": str(suite)}, progress=lambda *_: None)
     assert again.report == outcome.report
 
 

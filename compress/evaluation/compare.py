@@ -17,7 +17,7 @@ from compress.evaluation.intervals import Array, bootstrap, mean_interval, wilso
 from compress.evaluation.metrics import METRICS, Row, Subject, row
 from compress.evaluation.suite import BINARY, Suite
 
-PERPLEXITY_DELTA = 0.05  # of the log of the perplexity ratio
+LOG_RATIO_DELTA = 0.05  # of the log of the perplexity ratio
 Results = dict[str, dict[str, Any]]  # what `accuracy` answers for each task
 
 
@@ -102,34 +102,36 @@ def verdict(rows: Sequence[Row], suite: Suite, delta: float) -> dict[str, Any] |
     Args:
         delta: the difference in absolute accuracy that still counts as "as good".
     """
-    if suite.basis == "accuracy":
-        found = {r["task"]: r for r in rows if r["metric"] == "acc_delta"}
+    by_accuracy = suite.basis == "accuracy"
+    metric, better, margin = ("acc_delta", 1, delta) if by_accuracy else ("nll_delta", -1, LOG_RATIO_DELTA)
+    found = {r["task"]: r for r in rows if r["metric"] == metric}
+    if by_accuracy:
         overall = found.get("pooled") or next(iter(found.values()), None)
-        if overall is None:
-            return None
-        tasks = {t: _side(r["value"], r["low"], r["high"], delta) for t, r in found.items() if t != "pooled"}
-        low, high, value, unit = overall["low"], overall["high"], overall["value"], "accuracy difference"
+        tasks = {task: _side(r, better, margin) for task, r in found.items() if task != "pooled"}
+        what, where = "accuracy difference", f"above −{margin:g}"
     else:
-        ratio = next((r for r in rows if r["metric"] == "perplexity_ratio" and r["task"] == suite.text.name), None)
-        if ratio is None:
-            return None
-        delta, tasks, unit = PERPLEXITY_DELTA, {}, "log of the perplexity ratio, turned around,"
-        value, high, low = (_minus_log(ratio[key]) for key in ("value", "low", "high"))
+        overall, tasks = found.get(suite.text.name), {}
+        what, where = "log of the perplexity ratio", f"below {margin:g}"
+    if overall is None:
+        return None
     return {
-        "overall": _side(value, low, high, delta), "delta": delta, "basis": suite.basis, "tasks": tasks,
-        "value": value, "low": low, "high": high,
-        "rule": f"non-inferior when the whole 95% interval of the {unit} lies above −{delta:g}, worse when all of it "
-        "lies below, undecided otherwise",
+        "overall": _side(overall, better, margin), "delta": margin, "basis": suite.basis, "tasks": tasks,
+        **{key: _number(overall[key]) for key in ("value", "low", "high")},
+        "rule": f"non-inferior when the whole 95% interval of the {what} lies {where}, worse when all of it lies on "
+        "the other side, undecided otherwise",
     }  # fmt: skip
 
 
-def _minus_log(ratio: float | None) -> float | None:
-    return None if ratio is None or not math.isfinite(ratio) or ratio <= 0 else -math.log(ratio)
-
-
-def _side(value: float | None, low: float | None, high: float | None, delta: float) -> str:
-    if value is None or low is None or high is None or not all(map(math.isfinite, (value, low, high))):
+def _side(row: Row, better: int, margin: float) -> str:
+    """Where the interval lies; `better` is 1 where more is better, −1 where less is."""
+    ends = [_number(row[key]) for key in ("value", "low", "high")]
+    if None in ends:
         return "worse"  # a model that gives no numbers
-    if low > -delta:
+    low, high = sorted(better * end for end in ends[1:] if end is not None)
+    if low > -margin:
         return "non_inferior"
-    return "worse" if high < -delta else "undecided"
+    return "worse" if high < -margin else "undecided"
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value

@@ -6,7 +6,6 @@ computed (nothing is cut to a top k), so the divergence is exact; logits exist f
 Left out: intervals of the divergence, and a noise floor.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -102,15 +101,15 @@ def fidelity_rows(found: Fidelity, task: str, conditions: dict[str, Any], window
     percentiles = kld.quantile(torch.linspace(0, 1, 101, dtype=kld.dtype)).tolist()
     per_window = (found.nll_artifact_P - found.nll_base_P).reshape(windows, -1).mean(1)
     low, high = mean_interval(per_window.numpy())
-    ratio = row(
-        "perplexity_ratio", "pair", task, math.exp(per_window.mean()), low=math.exp(low), high=math.exp(high),
-        n=windows, conditions=conditions, context={"interval": "95%, bootstrap over windows"},
+    difference = row(
+        "nll_delta", "pair", task, float(per_window.mean()), low=low, high=high, n=windows, conditions=conditions,
+        context={"interval": "95%, paired bootstrap over windows"},
     )  # fmt: skip
     context = {"percentiles": percentiles}
     return [
         perplexity_row("base", found.nll_base_P, task, conditions),
         perplexity_row("artifact", found.nll_artifact_P, task, conditions),
-        ratio,
+        difference,
         row("kld_mean", "pair", task, float(kld.mean()), n=n, conditions=conditions, context=context),
         *(row(m, "pair", task, float(v), n=n, conditions=conditions) for m, v in values.items()),
     ]

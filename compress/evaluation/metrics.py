@@ -27,7 +27,7 @@ METRICS: dict[str, Metric] = {
     "kld_median": Metric("nats", "lower", "median over positions of KL(base || artifact)"),
     "kld_p90": Metric("nats", "lower", "90th percentile over positions of KL(base || artifact)"),
     "kld_p99": Metric("nats", "lower", "99th percentile over positions of KL(base || artifact)"),
-    "perplexity_ratio": Metric("ratio", "lower", "artifact's perplexity over the base's, same text"),
+    "nll_delta": Metric("nats", "lower", "log of the ratio of the perplexities, artifact over base, same tokens"),
     "top1_agreement": Metric("fraction", "higher", "share of positions with the same most likely token"),
     "acc": Metric("fraction", "higher", "share of documents whose right choice is the likeliest"),
     "acc_norm": Metric("fraction", "higher", "the same, with log-likelihoods divided by the choices' bytes"),

@@ -34,6 +34,12 @@ class ModelShapes:
     tied: bool
     param_bytes: int = 2
 
+    @property
+    def params(self) -> int:
+        """Parameters of the model; a tied head counts once."""
+        counted = [o * i for name, (o, i) in self.linears if not (self.tied and name.endswith("lm_head"))]
+        return sum(counted) + self.other_params
+
 
 def shapes_of(model: nn.Module, family: ModelFamily, config: Mapping[str, Any]) -> ModelShapes:
     """The shapes of a skeleton; a tied head's weight is counted once, as the embedding."""

@@ -1,4 +1,4 @@
-"""lm-eval's tasks behind our scoring: the same prompts from local files, and the same answers as lm-eval's own model."""
+"""lm-eval's tasks and our scoring: the same prompts from local files, and the same answers as lm-eval's own model."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ RECORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"question": "A plant needs", "choices": ["light", "shoes"], "label": 0},
     ),
     "lambada_openai": (
-        "lambada", {"text": "He put the kettle on and made some tea"}, {"text": "He put the kettle on and made some tea"}
+        "lambada", {"text": "He put the kettle on and made tea"}, {"text": "He put the kettle on and made tea"}
     ),
     "wikitext": (
         "wikitext", {"page": " \n = Tea = \n \n Tea , a drink , is 5 @,@ 000 years old . \n"},
@@ -85,7 +85,8 @@ def lm_evals_own(name: str, folder: str, record: dict[str, Any], place: Path) ->
     (place / "hub.jsonl").write_text(json.dumps(record) + "\n")
     config |= {
         "dataset_path": "json", "dataset_name": None, "training_split": None, "validation_split": None,
-        "test_split": None, f"{split}_split": split, "dataset_kwargs": {"data_files": {split: str(place / "hub.jsonl")}},
+        "test_split": None, f"{split}_split": split,
+        "dataset_kwargs": {"data_files": {split: str(place / "hub.jsonl")}},
     }  # fmt: skip
     config.pop("tag", None)
     yield ConfigurableTask(config=config)
@@ -125,7 +126,8 @@ def test_the_sample_of_core_is_in_the_data(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("COMPRESS_DATA_DIR", str(DATA))
     suite = load_suite("core")
     assert suite.accuracy
-    small = suite.accuracy.model_copy(update={"tasks": tuple(t for t in suite.accuracy.tasks if t.task != "lambada_openai")})
+    tasks = tuple(task for task in suite.accuracy.tasks if task.task != "lambada_openai")  # it takes long
+    small = suite.accuracy.model_copy(update={"tasks": tasks})
     found = questions.documents(suite.model_copy(update={"accuracy": small}))
     assert {name: len(pairs) for name, pairs in found.items()} == {
         **dict.fromkeys(("arc_easy", "arc_challenge", "piqa", "hellaswag", "winogrande", "openbookqa"), 200),
@@ -154,10 +156,12 @@ def test_the_same_answers_as_lm_evals_own_model(family: str, tiny: MakeTiny) -> 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs = lm_eval.simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=4),
-        tasks=list(accuracy.load_tasks(["everyday"]).values()), samples={"everyday": list(range(30))}, bootstrap_iters=0,
+        tasks=list(accuracy.load_tasks(["everyday"]).values()), samples={"everyday": list(range(30))},
+        bootstrap_iters=0,
     )  # fmt: skip
     assert theirs
     samples = {s["doc_id"]: s for s in theirs["samples"]["everyday"]}
+    assert len(ours["documents"]) == 30
     for index, document in enumerate(ours["documents"]):
         wanted = [response[0] for response in samples[index]["filtered_resps"]]
         assert document["logprobs"] == pytest.approx(wanted, rel=1e-4)
@@ -176,7 +180,13 @@ def test_whole_pages_as_lm_evals_own_model(tiny: MakeTiny, tmp_path: Path, monke
     page = {"page": " \n = Tea = \n \n Tea , a drink of leaves , is 5 @,@ 000 years old . " * 4}
     (tmp_path / "wikitext2_test_pages.jsonl").write_text(json.dumps(page) + "\n")
     monkeypatch.setenv("COMPRESS_DATA_DIR", str(tmp_path))
-    request = {"tasks": {"wikitext": [(0, "0")]}, "model": str(folder), "runtime": "hf", "dtype": "float32", "threads": 1}
+    request = {
+        "tasks": {"wikitext": [(0, "0")]},
+        "model": str(folder),
+        "runtime": "hf",
+        "dtype": "float32",
+        "threads": 1,
+    }
     ours = accuracy.answer(request)["wikitext"]["metrics"]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs = lm_eval.simple_evaluate(
@@ -228,7 +238,7 @@ def test_no_hub_and_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_data_folder(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("COMPRESS_DATA_DIR", str(tmp_path / place))
-    with pytest.raises(CompressError, match="COMPRESS_DATA_DIR|piqa"):
+    with pytest.raises(CompressError, match=r"COMPRESS_DATA_DIR|piqa"):
         accuracy.load_tasks(["piqa"])
 
 

@@ -13,7 +13,9 @@ from compress.evaluation.suite import Suite
 SUITE = Suite.model_validate(
     {
         "version": 1, "summary": "s", "basis": "accuracy",
-        "accuracy": {"tasks": [{"task": "a"}, {"task": "b", "metric": "acc_norm"}, {"task": "w", "metric": "perplexity"}]},
+        "accuracy": {
+            "tasks": [{"task": "a"}, {"task": "b", "metric": "acc_norm"}, {"task": "w", "metric": "perplexity"}],
+        },
     }
 )  # fmt: skip
 
@@ -21,9 +23,15 @@ SUITE = Suite.model_validate(
 def task(metric: str, right: str, choices: int = 4) -> dict[str, Any]:
     """Results of a task; `right` has a 1 for each document answered rightly."""
     documents = [
-        {"document": f"d{i}", "choices": choices, "logprobs": [0.0], metric: float(mark)} for i, mark in enumerate(right)
+        {"document": f"d{i}", "choices": choices, "logprobs": [0.0], metric: float(mark)}
+        for i, mark in enumerate(right)
     ]
-    return {"documents": documents, "metrics": {metric: right.count("1") / len(right)}, "version": "1.0", "backend": "x"}
+    return {
+        "documents": documents,
+        "metrics": {metric: right.count("1") / len(right)},
+        "version": "1.0",
+        "backend": "x",
+    }
 
 
 WORDS = {"documents": [{"document": "d0", "choices": None, "logprobs": [-3.0], "perplexity": -3.0}],
@@ -106,14 +114,14 @@ def test_a_verdict_needs_the_whole_interval(value: Any, low: Any, high: Any, ove
 
 
 @pytest.mark.parametrize(
-    ("ratio", "overall"),
-    [((1.02, 1.01, 1.04), "non_inferior"), ((1.2, 1.1, 1.3), "worse"), ((1.05, 1.02, 1.08), "undecided"),
-     ((0.99, 0.98, 1.0), "non_inferior"), ((math.inf, math.inf, math.inf), "worse"), ((None, None, None), "worse")],
+    ("difference", "overall"),
+    [((0.02, 0.01, 0.04), "non_inferior"), ((0.2, 0.1, 0.3), "worse"), ((0.05, 0.02, 0.08), "undecided"),
+     ((-0.1, -0.2, -0.01), "non_inferior"), ((math.inf, math.inf, math.inf), "worse"), ((None, None, None), "worse")],
 )  # fmt: skip
-def test_a_verdict_by_perplexity(ratio: tuple[float, float, float], overall: str) -> None:
-    value, low, high = ratio
+def test_a_verdict_by_perplexity(difference: tuple[float, float, float], overall: str) -> None:
+    value, low, high = difference
     suite = SUITE.model_copy(update={"basis": "perplexity"})
-    rows = [row("perplexity_ratio", "pair", task, value, low=low, high=high) for task in ("embedded", "heldout")]
+    rows = [row("nll_delta", "pair", task, value, low=low, high=high) for task in ("embedded", "heldout")]
     given = verdict(rows, suite, 0.01)
     assert given
     assert given["overall"] == overall

@@ -42,7 +42,7 @@ def test_mean_interval_covers_the_truth_as_often_as_it_says() -> None:
 def test_the_same_seed_gives_the_same_interval_and_global_seeds_do_not_matter() -> None:
     values_N = np.arange(20.0)
     first = mean_interval(values_N)
-    np.random.seed(5)  # noqa: NPY002
+    np.random.seed(5)
     assert mean_interval(values_N) == first
     assert mean_interval(values_N, seed=1) != first
 

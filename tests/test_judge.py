@@ -1,0 +1,204 @@
+"""`compress eval`: an artifact against its own base, in place; anything else into a folder of its own."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeTiny, byte_tokenizer
+
+from compress import cli, pipeline, verify
+from compress.artifact import read_lock
+from compress.errors import CompressError
+from compress.evaluation import draw, questions, speed, worker
+from compress.judge import judge
+
+WORDS = " ".join(f"word {i} of many" for i in range(200))
+RECIPE = """version: 1
+summary: eight bits
+steps: [{method: rtn, scheme: W4A16, group_size: 32}]
+calibration: {samples: 4, seq_len: 32}
+evaluate: {suite: suite.yaml, delta: 0.2}
+"""
+SUITE = """version: 1
+summary: small
+text: {dataset: "file:words.txt", windows: 4, seq_len: 32}
+accuracy: {tasks: [{task: everyday}], sample: few.json}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a suite of ten questions; each test has a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMPRESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path("words.txt").write_text(WORDS)
+    Path("recipe.yaml").write_text(RECIPE)
+    Path("suite.yaml").write_text(SUITE)
+    Path("few.json").write_text(json.dumps({"summary": "ten", "tokens": 300, "documents": {"everyday": names(10)}}))
+    return tmp_path
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers answer in this process: their libraries are imported once."""
+    import importlib
+
+    def call(module: str, request: dict[str, Any], **_: Any) -> Any:
+        return importlib.import_module(module).answer(json.loads(json.dumps(request)))
+
+    for module in (questions, worker, draw, verify, speed):
+        monkeypatch.setattr(module, "call", call)
+
+
+def names(count: int) -> list[str]:
+    """Hashes of the first documents of `everyday`, computed as their definition says."""
+    import hashlib
+
+    from compress.paths import data_dir
+
+    lines = (data_dir("eval") / "tasks" / "everyday" / "everyday.jsonl").read_text().splitlines()[:count]
+    shown = [[d["text"], d["label"], d["choices"]] for d in map(json.loads, lines)]
+    return [hashlib.sha256(json.dumps(s, ensure_ascii=False).encode()).hexdigest()[:12] for s in shown]
+
+
+def nothing(*_: Any) -> None:
+    """No progress."""
+
+
+def make(model: Path, *, evaluate: bool = False) -> Path:
+    return pipeline.run("recipe.yaml", str(model), Path("made"), evaluate=evaluate, progress=nothing).folder
+
+
+def subjects(report: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(row["metric"], row["subject"]) for row in report["measurements"]}
+
+
+def test_an_artifact_in_place(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama", tied=True)
+    folder = make(model)
+    before = json.loads((folder / "report.json").read_text())
+    assert before["verdict"] is None
+    with pytest.raises(CompressError, match="was made from a folder") as caught:
+        judge(str(folder), progress=nothing)
+    assert "--against" in str(caught.value.hint)
+
+    outcome = judge(str(folder), against=str(model), progress=nothing)
+    report = outcome.report
+    assert outcome.folder == folder
+    assert report == json.loads((folder / "report.json").read_text())
+    assert subjects(before) < subjects(report)
+    assert subjects(report) >= {
+        ("acc", "base"), ("acc", "artifact"), ("acc_delta", "pair"), ("flips", "pair"), ("recovery", "pair"),
+        ("kld_mean", "pair"), ("nll_delta", "pair"), ("compress_cpu_s", "artifact"),
+    }  # fmt: skip
+    assert report["verified"]["logit_error"] < 1e-2
+    verdict = report["verdict"]
+    assert verdict["basis"] == "perplexity"
+    assert verdict["overall"] in ("non_inferior", "worse", "undecided")
+    assert verdict["low"] < verdict["value"] < verdict["high"]
+    lock = read_lock(folder)
+    assert set(lock["stages"]) == {"compress", "whole", "fidelity", "accuracy", "speed"}
+    assert lock["suite"]["name"] == "suite"
+    lines = [json.loads(line) for line in (folder / "documents" / "everyday.jsonl").read_text().splitlines()]
+    assert len(lines) == 10
+    right = sum(line["artifact"]["acc"] for line in lines) / 10
+    assert right == next(
+        r["value"] for r in report["measurements"] if (r["metric"], r["subject"]) == ("acc", "artifact")
+    )
+    assert (folder / "charts" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+    monkeypatch.setattr(questions, "call", None)  # nothing is measured twice
+    assert judge(str(folder), against=str(model), progress=nothing).report == report
+
+
+@pytest.mark.usefixtures("inline")
+def test_another_suite_takes_the_place_of_the_first(tiny: MakeTiny) -> None:
+    model = tiny("llama", tied=True)
+    folder = make(model, evaluate=True)
+    Path("plain.yaml").write_text(SUITE.split("accuracy", maxsplit=1)[0])
+    report = judge(str(folder), suite="plain.yaml", against=str(model), progress=nothing).report
+    assert ("acc", "base") not in subjects(report)
+    assert ("kld_mean", "pair") in subjects(report)
+
+
+@pytest.mark.usefixtures("inline")
+def test_not_the_base_that_it_was_made_from(tiny: MakeTiny) -> None:
+    """Compared all the same, but not in the artifact's own report."""
+    folder = make(tiny("llama", tied=True))
+    kept = (folder / "report.json").read_bytes()
+    other = tiny("llama", tied=True, seed=7)
+    outcome = judge(str(folder), against=str(other), progress=nothing)
+    assert outcome.folder == Path("evaluations/made")
+    assert outcome.report["base"]["name"] == other.name
+    assert (folder / "report.json").read_bytes() == kept
+
+
+def make_gpt2(folder: Path, seed: int) -> Path:
+    """A family that is not streamed."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = GPT2Config(
+            vocab_size=320, n_positions=128, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1
+        )
+        GPT2LMHeadModel(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("inline")
+def test_an_unknown_family_whole(here: Path) -> None:
+    """Alone, then against another: what cannot be streamed is loaded by transformers."""
+    first, second = make_gpt2(here / "first", 1), make_gpt2(here / "second", 2)
+    alone = judge(str(first), suite="suite.yaml", progress=nothing)
+    assert alone.folder == Path("evaluations/first")
+    assert alone.report["base"]["name"] is None
+    assert {r["subject"] for r in alone.report["measurements"]} == {"artifact"}
+    assert subjects(alone.report) >= {("perplexity", "artifact"), ("acc", "artifact"), ("size_bytes", "artifact")}
+    assert alone.report["verdict"] is None
+    assert not (alone.folder / "README.md").exists()
+    page = (alone.folder / "report.html").read_text()
+    assert "first" in page
+
+    pair = judge(str(first), suite="suite.yaml", against=str(second), out=Path("pair"), progress=nothing).report
+    runtimes = {r["conditions"].get("runtime") for r in pair["measurements"] if r["metric"] == "kld_mean"}
+    assert runtimes == {"hf"}
+    assert subjects(pair) >= {("kld_mean", "pair"), ("acc", "base"), ("recovery", "pair"), ("nll_delta", "pair")}
+    same = {r["value"] for r in (*pair["measurements"], *alone.report["measurements"])
+            if (r["metric"], r["subject"]) == ("perplexity", "artifact")}  # fmt: skip
+    assert len(same) == 1
+
+
+@pytest.mark.usefixtures("inline")
+def test_other_words(tiny: MakeTiny, here: Path) -> None:
+    """Models that see other tokens cannot be compared; nothing is written."""
+    other = here / "other"
+    shutil.copytree(tiny("llama", tied=True), other)
+    settings = json.loads((other / "tokenizer.json").read_text())
+    settings["post_processor"] = None  # no <s> in front
+    (other / "tokenizer.json").write_text(json.dumps(settings))
+    with pytest.raises(CompressError, match="different tokenizers"):
+        judge(str(tiny("llama", tied=True)), suite="suite.yaml", against=str(other), progress=nothing)
+    assert not Path("evaluations").exists()
+
+
+@pytest.mark.usefixtures("inline")
+def test_from_the_command_line(tiny: MakeTiny, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny("qwen3", tied=False)
+    Path("plain.yaml").write_text(SUITE.split("accuracy", maxsplit=1)[0])
+    capsys.readouterr()
+    assert cli.main(["eval", str(model), "--suite", "plain.yaml", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["evaluation"] == f"evaluations/{model.name}"
+    assert cli.main(["eval", str(model), "--suite", "plain.yaml"]) == 0
+    text = capsys.readouterr().out
+    assert "perplexity" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert cli.main(["eval", "nowhere/at/all", "--suite", "plain.yaml"]) == 2
+    assert cli.main(["eval", str(model), "--device", "cuda"]) == 2
+    assert "CPU" in capsys.readouterr().err
