@@ -212,9 +212,13 @@ def _evaluate(request: dict[str, Any], tasks: dict[str, Any]) -> dict[str, Any]:
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     model = Scored(runtime, tokenizer(folder), runtime.vocab_size, positions)
     found = lm_eval.simple_evaluate(
-        model=model, tasks=list(tasks.values()), bootstrap_iters=0, log_samples=True,
+        model=model,
+        tasks=list(tasks.values()),
         samples={name: [index for index, _ in pairs] for name, pairs in request["tasks"].items()},
-    )  # fmt: skip
+        task_manager=TaskManager(include_defaults=False),  # else it indexes thousands of files that nobody asks for
+        bootstrap_iters=0,
+        log_samples=True,
+    )
     return {name: _task_result(task, request["tasks"][name], found) for name, task in tasks.items()}
 
 
