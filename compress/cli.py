@@ -64,8 +64,8 @@ def parser() -> argparse.ArgumentParser:
     _machine(judge)
     show = _add(commands, "report", "print an artifact's report")
     show.add_argument("artifact", type=Path, help="folder of an artifact")
-    _add(commands, "recipes", "list the shipped recipes")
-    _add(commands, "models", "list the models known by name")
+    _add(commands, "recipes", "list the shipped recipes, and what each costs")
+    _add(commands, "models", "list the models known by name, and their sizes")
     return top
 
 
@@ -197,15 +197,21 @@ def _print_report(document: dict[str, Any]) -> None:
 
 
 def _recipes(options: argparse.Namespace) -> int:
-    from compress.recipe import load, recipe_names
+    from compress.recipe import load, price, recipe_names
 
     recipes = [load(name) for name in recipe_names()]
     if options.json:
-        print(json.dumps([{"name": r.name, **r.recipe.document()} for r in recipes]))
+        print(json.dumps([{"name": r.name, **r.recipe.document(), "cost": price(r.recipe)} for r in recipes]))
         return 0
     for r in recipes:
-        steps = ", ".join(f"{s.method} {s.scheme}" for s in r.recipe.steps)
-        print(f"{r.name:16} {r.recipe.summary}\n{'':16} {steps}, {r.recipe.format}")
+        cost = price(r.recipe)
+        tokens = f"{cost['calibration_tokens']:,} calibration tokens" if cost["calibration_tokens"] else "no data"
+        facts = (
+            f"{', '.join(s.method for s in r.recipe.steps)}; {cost['bits_per_weight']:.3g} bits a weight "
+            f"({cost['bits_per_weight'] / 16:.2f} of bfloat16); {tokens}; {r.recipe.format}; suite {cost['suite']}"
+        )
+        lines = [line for text in (r.recipe.summary, facts) for line in textwrap.wrap(text, 64, break_on_hyphens=False)]
+        print("\n".join(f"{r.name if i == 0 else '':15} {line}" for i, line in enumerate(lines)))
     return 0
 
 
@@ -214,12 +220,14 @@ def _models(options: argparse.Namespace) -> int:
 
     aliases = list_aliases()
     if options.json:
-        print(json.dumps([dataclasses.asdict(alias) for alias in aliases]))
+        print(json.dumps([{**dataclasses.asdict(alias), "bfloat16_bytes": 2 * alias.params} for alias in aliases]))
         return 0
-    print(f"{'name':14} {'params':>7}  {'license':12} {'where':36}")
+    print(f"{'name':14} {'params':>7} {'bfloat16':>9}  {'license':10} where")
     for a in aliases:
-        mark = "cached" if a.cached else "gated" if a.gated else ""
-        print(f"{a.name:14} {a.params / 1e9:6.2f}B  {a.license[:12]:12} {a.where[:36]:36} {mark}".rstrip())
+        place = "hub" if a.package is None else "pip package" if a.package.only else "pip package or hub"
+        mark = ", cached" if a.cached else ", gated" if a.gated else ""
+        size = f"{2 * a.params / 1e9:.3g} GB"
+        print(f"{a.name:14} {a.params / 1e9:6.2f}B {size:>9}  {a.license[:10]:10} {place}{mark}")
     return 0
 
 

@@ -19,7 +19,7 @@ from compress.formats import FORMATS
 from compress.methods import METHODS
 from compress.methods.base import Method, StepConfig
 from compress.paths import data_dir
-from compress.schemes import DENSE, PRESETS, Scheme
+from compress.schemes import DENSE, PRESETS, Scheme, weight_bytes
 from compress.tables import resolve
 
 _STEP = "write `steps: [{method: gptq, scheme: W4A16}]`, or look at a shipped recipe in recipes/"
@@ -68,6 +68,20 @@ class Recipe(BaseModel):
         """The recipe as plain data, every default spelled out."""
         document = self.model_dump(mode="json", exclude={"steps"})
         return {**document, "steps": [step.model_dump(mode="json") for step in self.steps]}
+
+
+def price(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe costs whatever the model: bits of a coded weight (4096 × 4096), tokens, the suite."""
+    step = recipe.solver
+    scheme = scheme_of(step.scheme)
+    if scheme and step.group_size and scheme.weights.group_size:
+        scheme = scheme.with_group_size(step.group_size)
+    needs_data = any(method_of(s).statistics for s in recipe.steps)
+    return {
+        "bits_per_weight": 8 * weight_bytes(scheme, (4096, 4096)) / 4096**2,
+        "calibration_tokens": recipe.calibration.samples * recipe.calibration.seq_len if needs_data else 0,
+        "suite": recipe.evaluate.suite,
+    }
 
 
 @dataclass(frozen=True)

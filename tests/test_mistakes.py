@@ -183,6 +183,11 @@ def run(arguments: str, *words: str, spoil: Callable[[Scene], object] = nothing)
     return Mistake(spoil, words, (f"{RUN} {arguments}".strip(),))
 
 
+def questions(tasks: str, *words: str) -> Mistake:
+    """A suite that asks questions."""
+    return Mistake(lambda s: s.write("small.yaml", f"{SUITE}accuracy: {tasks}\n"), words)
+
+
 RECIPES = {
     "an unknown recipe": line(
         "plan gptq-4bits --model model", "unknown recipe 'gptq-4bits'", "did you mean 'gptq-4bit'", *recipe_names()
@@ -462,7 +467,38 @@ PLACES = {
     ),
 }  # fmt: skip
 
-MISTAKES = {**RECIPES, **SYNTAX, **RANGES, **REFUSED, **MODELS, **DATA, **PLACES}
+QUESTIONS = {
+    "an unknown metric": questions(
+        "{tasks: [{task: everyday, metric: acc_nrom}]}", "unknown metric 'acc_nrom'", "did you mean 'acc_norm'",
+        r"small\.yaml:7",
+    ),
+    "an unknown key of a task": questions(
+        "{tasks: [{tsk: everyday}]}", "'tsk'", "did you mean 'task'", r"small\.yaml:7"
+    ),
+    "no tasks": questions("{tasks: []}", "tasks", "at least 1", r"small\.yaml:7"),
+    "a task twice": questions("{tasks: [{task: everyday}, {task: everyday}]}", "'everyday' stands twice", "small"),
+    "an unknown sample": questions(
+        "{tasks: [{task: piqa}], sample: cor}", "unknown sample 'cor'", "did you mean 'core'", "small"
+    ),
+    "a sample of other tasks": questions(
+        "{tasks: [{task: everyday}], sample: core}", "no document of task 'everyday'", r"core\.json"
+    ),
+    "a verdict without tasks": model(
+        lambda s: s.write("small.yaml", SUITE + "basis: accuracy\n"), "acc or acc_norm", r"small\.yaml:7 \(basis\)"
+    ),
+    "a data folder that is none": run(
+        "--suite core", "COMPRESS_DATA_DIR", "nowhere", "JSONL",
+        spoil=lambda s: s.patch.setenv("COMPRESS_DATA_DIR", "nowhere"),
+    ),
+    "an option out of range": line(f"{PLAN} --samples 0", "samples", "at least 1", "--samples"),
+    "an option's format": line(f"{RUN} --format gguff", "unknown format 'gguff'", "--format", *FORMATS),
+    "an option's data set": line(f"{PLAN} --dataset wikitext", "did you mean 'wikitext2'", "--dataset"),
+    "a device that is not there": run("--device cuda", "'cuda'", "--device", "CPU"),
+    "a device to measure on": line("eval model --suite small.yaml --device cuda", "'cuda'", "--device", "CPU"),
+}  # fmt: skip
+
+TABLES = (RECIPES, SYNTAX, RANGES, REFUSED, MODELS, DATA, PLACES, QUESTIONS)
+MISTAKES = {name: mistake for table in TABLES for name, mistake in table.items()}
 
 
 @pytest.fixture
@@ -542,7 +578,7 @@ def check_document(said: str, shown: bool) -> None:
 
 def test_there_are_enough() -> None:
     assert len(MISTAKES) >= 45
-    assert len(MISTAKES) == sum(map(len, (RECIPES, SYNTAX, RANGES, REFUSED, MODELS, DATA, PLACES)))  # no name twice
+    assert len(MISTAKES) == sum(map(len, TABLES))  # no name twice
 
 
 def test_without_its_mistake_the_scene_is_fine(scene: Scene, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from compress import keys
 from compress.artifact import digest
+from compress.errors import CompressError
 from compress.evaluation.compare import Results
 from compress.evaluation.suite import Suite, load_sample
 from compress.files import replace
@@ -39,8 +40,18 @@ def documents(suite: Suite) -> Documents:
 
 
 def source() -> str:
-    """Where documents come from: part of a stage's key, asked without reading them."""
-    return "folder" if os.environ.get("COMPRESS_DATA_DIR") else "hub"
+    """Where documents come from: part of a stage's key, asked without reading them.
+
+    Raises:
+        CompressError: COMPRESS_DATA_DIR names no folder.
+    """
+    folder = os.environ.get("COMPRESS_DATA_DIR")
+    if folder and not Path(folder).expanduser().is_dir():
+        raise CompressError(
+            "COMPRESS_DATA_DIR names no folder", where=folder,
+            hint="set it to the folder with the tasks' JSONL files, or unset it to ask the hub",
+        )  # fmt: skip
+    return "folder" if folder else "hub"
 
 
 def answers(

@@ -104,7 +104,9 @@ def load_suite(suite: str) -> Suite:
     tasks = found.accuracy.tasks if found.accuracy else ()
     if found.basis == "accuracy" and not any(task.metric in BINARY for task in tasks):
         raise CompressError(
-            "basis: accuracy needs a task with the metric acc or acc_norm", where=place(str(path), node, ("basis",))
+            "basis: accuracy needs a task with the metric acc or acc_norm",
+            where=place(str(path), node, ("basis",)),
+            hint="name such a task under `accuracy`, or let the verdict rest on perplexity",
         )
     load_sample(found)
     return found
@@ -137,10 +139,15 @@ def load_sample(suite: Suite) -> Sample | None:
         sample = Sample.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         known = [p.stem for p in folder.glob("*.json")]
-        raise CompressError(f"unknown sample {name!r}; {nearest(name, known)}", where=f"suite {suite.name}") from error
+        hint = "name a file of eval/samples, give a path, or leave `sample` out to ask all documents"
+        what = f"unknown sample {name!r}; {nearest(name, known)}"
+        raise CompressError(what, where=f"suite {suite.name}, accuracy.sample", hint=hint) from error
     except ValueError as error:
-        raise CompressError(f"the sample is not valid: {str(error).splitlines()[0]}", where=str(path)) from error
+        hint = "a sample is JSON: {summary, tokens, documents: {TASK: [HASH, …]}}"
+        what = f"the sample is not valid: {str(error).splitlines()[0]}"
+        raise CompressError(what, where=str(path), hint=hint) from error
     absent = [task.task for task in suite.accuracy.tasks if not sample.documents.get(task.task)]
     if absent:
-        raise CompressError(f"the sample has no document of task {absent[0]!r}", where=str(path))
+        hint = "name another sample, or leave `sample` out to ask all documents"
+        raise CompressError(f"the sample has no document of task {absent[0]!r}", where=str(path), hint=hint)
     return sample
