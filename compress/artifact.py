@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from compress.errors import CompressError
 from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import Format
+from compress.models.family import ModelFamily
 from compress.models.files import INDEX, check_weights
 from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
 from compress.schemes import Scheme
@@ -173,7 +175,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def assemble(
-    folder: Path, source: Path, config: Mapping[str, Any], state: State, settings: dict[str, Any] | None
+    folder: Path,
+    source: Path,
+    config: Mapping[str, Any],
+    state: State,
+    settings: dict[str, Any] | None,
+    family: ModelFamily,
 ) -> None:
     """Closes the checkpoint: weights, config.json and the source's other files.
 
@@ -182,14 +189,18 @@ def assemble(
         source: the base model's folder.
         config: the base model's config.
         state: the finished walk.
+        family: the model's, which names the tensors.
         settings: config.json's `quantization_config`, None for an ordinary checkpoint.
     """
     base = open_checkpoint(source)
     coded = [t for i in range(len(state.blocks)) for t in stored_tensors(state.block_file(i)) if t.name != TRACE]
     prefix = state.blocks[0]["name"].rsplit(".", 1)[0] + "."
     others: list[StoredTensor] = []
+    names = family.module_tensors(base.files)
     for file in sorted(set(base.files.values())):
-        others += [t for t in stored_tensors(source / file) if not t.name.startswith(prefix)]
+        for tensor in stored_tensors(source / file):
+            if not names[tensor.name].startswith(prefix):
+                others.append(replace_fields(tensor, name=family.stored_tensor(names[tensor.name])))
     write_checkpoint(folder, others + coded)
     document = {k: v for k, v in config.items() if k != "quantization_config"}
     if settings is not None:
@@ -235,8 +246,8 @@ def open_artifact(folder: Path) -> StreamedModel:
     fmt, schemes = read_schemes(config, [name for name, _, _ in linears(plain.skeleton)])
     if fmt is None:
         return plain
-    reader = decoding_reader(open_checkpoint(folder), fmt, schemes)
-    return StreamedModel(plain.skeleton, plain.family, reader)
+    reader = decoding_reader(plain.fit(open_checkpoint(folder)), fmt, schemes)
+    return replace_fields(plain, reader=reader)
 
 
 def decoding_reader(checkpoint: Checkpoint, fmt: Format, schemes: Mapping[str, Scheme]) -> Reader:

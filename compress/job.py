@@ -21,6 +21,7 @@ from compress.errors import CompressError, nearest
 from compress.evaluation.suite import Suite, load_suite
 from compress.formats import FORMATS
 from compress.formats.base import Format
+from compress.models.files import max_positions
 from compress.models.load import (
     Reader,
     StreamedModel,
@@ -72,7 +73,7 @@ def prepare(recipe: str, model: str, *, changes: Mapping[str, Any] | None = None
     job = _job(file, source, chosen, _plain_model(source, _no_weights), data=None)
     if evaluate and not job.plan.refusals:
         text, where = chosen.text, f"suite {asked}, `text`"
-        check_positions(text.seq_len, int(source.config.get("max_position_embeddings") or 0), where)
+        check_positions(text.seq_len, max_positions(source.config), where)
         check_evaluation(text.dataset, job.words, windows=text.windows, seq_len=text.seq_len, where=where)
     return job
 
@@ -121,7 +122,7 @@ def fetch(job: Job, name: str) -> Job:
     refuse(job)
     source = resolve_model(name, weights=True)
     if source.config == job.source.config:
-        reader = plain_reader(open_checkpoint(weights_folder(source)))
+        reader = plain_reader(job.model.fit(open_checkpoint(weights_folder(source))))
         job = replace_fields(job, source=source, model=replace_fields(job.model, reader=reader))
     else:
         job = _job(job.recipe, source, job.suite, _plain_model(source, None), job.data)

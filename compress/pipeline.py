@@ -193,7 +193,8 @@ def _close(job: Job, windows: Windows, folder: Path, state: State) -> dict[str, 
     artifact.remove_proof(folder)
     schemes = job.plan.schemes()
     ignore = [row.name for row in job.plan.rows if row.scheme is None]
-    artifact.assemble(folder, weights_folder(job.source), job.source.config, state, job.format.config(schemes, ignore))
+    settings = job.format.config(schemes, ignore)
+    artifact.assemble(folder, weights_folder(job.source), job.source.config, state, settings, job.model.family)
     replace(folder / "recipe.yaml", job.recipe.text.encode())
     artifact.write_json(folder / "plan.json", job.plan.document())
     return {

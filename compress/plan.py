@@ -25,6 +25,7 @@ from compress.schemes import DENSE, Scheme, weight_bytes
 from compress.tables import resolve
 
 SUSPENDED_LIMIT = 2 << 30  # bytes of activations that a suspended forward pass may hold
+_HOLDS_TRANSPOSED = ("dense", "gptq")  # formats whose loaders read the weights of transposed layers
 _PROGRAM_BYTES = 380 << 20  # the interpreter with torch and transformers loaded, as measured
 
 
@@ -122,6 +123,7 @@ def make_plan(
     rows = tuple(_row(name, shape, step, resolved, (family, shapes, fmt), draft) for name, shape in shapes.linears)
     _check_patterns(step, rows, draft)
     _check_format(rows, fmt, draft)
+    _check_transposed(rows, shapes, fmt, draft)
     _check_fused(rows, family, draft)
     coded = [row for row in rows if row.scheme is not None]
     if 0 < shapes.max_position < calibration["seq_len"]:
@@ -265,7 +267,23 @@ def _check_format(rows: Sequence[PlanRow], fmt: Format, draft: _Draft) -> None:
             draft.notes.append(note)
 
 
+def _check_transposed(rows: Sequence[PlanRow], shapes: ModelShapes, fmt: Format, draft: _Draft) -> None:
+    """GPT-2's linear layers are stored as [I, O]: a format of packed rows says nothing that loaders would read."""
+    odd = [row.name for row in rows if row.scheme and row.name in shapes.transposed]
+    if odd and fmt.name not in _HOLDS_TRANSPOSED:
+        able = ", ".join(name for name in FORMATS if name in _HOLDS_TRANSPOSED)
+        draft.refusals.append(
+            f"format {fmt.name} cannot hold {len(odd)} weights, {odd[0]} first: they belong to transposed layers "
+            f"(Conv1D), which its loaders leave alone; formats that can: {able}"
+        )
+
+
 def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) -> None:
+    if family.inferred:
+        draft.notes.append(
+            f"the family {family.model_type!r} is known by its structure alone: embedding, blocks, norm and head were "
+            "inferred; nothing is known of what its runtimes fuse"
+        )
     schemes = {row.name: row.scheme for row in rows}
     for parts in family.fused:
         for name, scheme in schemes.items():
@@ -291,7 +309,7 @@ def suspended_bytes(shapes: ModelShapes, calibration: dict[str, Any]) -> int:
 
 def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: bool, sequential: bool) -> int:
     """Peak resident bytes of the walk: the program, a block (stored and float32), its statistics."""
-    inside = [shape for name, shape in shapes.linears if "lm_head" not in name]
+    inside = [shape for name, shape in shapes.linears if name != shapes.head]
     block_params = sum(o * i for o, i in inside) // max(1, shapes.block_count)
     solve = max(((5 * 4 * i * i if statistics else 0) + 24 * o * i for o, i in inside), default=0)
     held = suspended_bytes(shapes, calibration) if statistics and sequential else 0

@@ -111,7 +111,7 @@ def _check_tensors(folder: Path, base: Path, model: StreamedModel) -> int:
     """Key sets and scales; the number of tensors."""
     config = json.loads((folder / "config.json").read_text())
     fmt, schemes = read_schemes(config, [name for name, _, _ in linears(model.skeleton)])
-    checkpoint = open_checkpoint(folder)
+    checkpoint = model.fit(open_checkpoint(folder))
     names = set(checkpoint.files)
     if fmt is not None:
         for name, scheme in schemes.items():
@@ -122,7 +122,7 @@ def _check_tensors(folder: Path, base: Path, model: StreamedModel) -> int:
                 if part.endswith("_scale") and not bool((tensor.isfinite() & (tensor > 0)).all()):
                     raise _differs(f"{part} holds a scale that is not finite and positive", folder)
             decoding_reader(checkpoint, fmt, {name: scheme})(name)
-    expected = set(open_checkpoint(base).files)
+    expected = set(model.fit(open_checkpoint(base)).files)
     if names != expected:
         odd = ", ".join(sorted(names ^ expected)[:4])
         raise _differs(f"the artifact's tensors are not the base's: {odd}", folder)

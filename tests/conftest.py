@@ -7,26 +7,47 @@ from typing import Any
 import pytest
 import torch
 
-FAMILY_NAMES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+FAMILY_NAMES = (
+    "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "opt", "phi3", "qwen2",
+    "qwen3",
+)  # fmt: skip
+# A family of each structure, for tests that take their time: the walk and the models' own tests cover all families.
+STRUCTURES = ("gemma3_text", "gpt2", "gpt_neox", "llama", "opt", "phi3")
 COMMON = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": 2,
+}  # fmt: skip
+_ELSEWHERE: dict[str, dict[str, str]] = {  # other names of the common keys; "" for a key that a family has not
+    "falcon": {"intermediate_size": "ffn_hidden_size", "num_key_value_heads": ""},
+    "gpt2": {
+        "hidden_size": "n_embd", "intermediate_size": "n_inner", "num_attention_heads": "n_head",
+        "num_key_value_heads": "", "max_position_embeddings": "n_positions", "num_hidden_layers": "n_layer",
+    },
+    "gpt_neox": {"num_key_value_heads": ""},
+    "opt": {"intermediate_size": "ffn_dim", "num_key_value_heads": ""},
 }  # fmt: skip
 MakeTiny = Callable[..., Path]
 
 
 def family_settings(family: str, layers: int) -> dict[str, Any]:
     """What a family's config has beyond the common; windows are shorter than the tests' sequences."""
+    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
     special: dict[str, dict[str, Any]] = {
+        "gemma2": {
+            "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "layer_types": alternating,
+            "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+        },
         "gemma3_text": {
-            "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8,
-            "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
+            "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "layer_types": alternating,
         },
         "mistral": {"head_dim": 16, "sliding_window": 8},
         "qwen3": {"head_dim": 16},
     }  # fmt: skip
-    return {**COMMON, "num_hidden_layers": layers, **special.get(family, {})}
+    common = {**COMMON, "num_hidden_layers": layers}
+    renamed = {_ELSEWHERE.get(family, {}).get(key, key): value for key, value in common.items()}
+    renamed.pop("", None)
+    return {**renamed, **special.get(family, {})}
 
 
 def byte_tokenizer() -> Any:

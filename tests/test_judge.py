@@ -180,7 +180,7 @@ def test_other_questions_are_asked_anew(tiny: MakeTiny) -> None:
 
 @pytest.mark.usefixtures("inline")
 def test_no_room_now_is_measured_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_gpt2(Path("model"), 1)
+    model = make_mixtral(Path("model"), 1)
     with monkeypatch.context() as patch:
         patch.setattr(memory, "available_memory_bytes", lambda: 1000)
         report = judge(str(model), suite="suite.yaml", progress=nothing).report
@@ -211,16 +211,17 @@ def test_a_metric_that_the_task_does_not_report(tiny: MakeTiny) -> None:
     assert not Path("evaluations").exists()
 
 
-def make_gpt2(folder: Path, seed: int) -> Path:
+def make_mixtral(folder: Path, seed: int) -> Path:
     """A family that is not streamed."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import MixtralConfig, MixtralForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = GPT2Config(
-            vocab_size=320, n_positions=128, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1
-        )
-        GPT2LMHeadModel(config).save_pretrained(folder)
+        config = MixtralConfig(
+            vocab_size=320, max_position_embeddings=128, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, num_local_experts=2, bos_token_id=0, eos_token_id=1,
+        )  # fmt: skip
+        MixtralForCausalLM(config).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -228,7 +229,7 @@ def make_gpt2(folder: Path, seed: int) -> Path:
 @pytest.mark.usefixtures("inline")
 def test_an_unknown_family_whole(here: Path) -> None:
     """Alone, then against another: what cannot be streamed is loaded by transformers."""
-    first, second = make_gpt2(here / "first", 1), make_gpt2(here / "second", 2)
+    first, second = make_mixtral(here / "first", 1), make_mixtral(here / "second", 2)
     alone = judge(str(first), suite="suite.yaml", progress=nothing)
     assert alone.folder == Path("evaluations/first")
     assert alone.report["base"]["name"] is None

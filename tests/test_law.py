@@ -34,8 +34,11 @@ schemes numerics
 evaluation evaluation.memory evaluation.metrics
 methods methods.base methods.scale_search methods.rtn methods.gptq
 formats formats.base formats.compressed_tensors formats.dense
-models models.family models.gemma3_text models.llama models.mistral models.phi3 models.qwen2 models.qwen3
-models.files models.kinds models.hub_files models.packaged models.source models.load models.shapes models.digest
+models models.family models.surgery
+models.falcon models.gemma2 models.gemma3_text models.gpt2 models.gpt_neox models.llama models.mistral models.olmo2
+models.opt models.phi3 models.qwen2 models.qwen3
+models.files models.kinds models.frame models.structure models.hub_files models.packaged models.source
+models.load models.shapes models.digest
 calibration calibration.files calibration.tokens calibration.embedded calibration.hub_sets calibration.data
 calibration.chain calibration.stats calibration.walk
 recipe plan plan_text

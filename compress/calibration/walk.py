@@ -38,6 +38,7 @@ from compress.calibration.chain import Chain
 from compress.calibration.stats import Gram
 from compress.evaluation.memory import peak_rss_bytes
 from compress.files import replace, sync
+from compress.models.frame import output_of
 from compress.models.load import StreamedModel
 from compress.numerics import QuantizedWeight, bf16_products
 from compress.schemes import Scheme
@@ -147,8 +148,7 @@ class Block:
 
     def _suspended(self) -> Iterator[tuple[list[str], Tensor]]:
         def forward(batch: _Batch) -> Tensor:
-            hidden: Tensor = self.twin(self._read(batch), **batch.kwargs)
-            return hidden
+            return output_of(self.twin(self._read(batch), **batch.kwargs))
 
         def suspend(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             parent = greenlet.getcurrent().parent
@@ -223,8 +223,7 @@ def _restore(tensor: Tensor, values: Tensor) -> None:
 
 @torch.no_grad()
 def _forward(module: nn.Module, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    output: Tensor = module(hidden, **kwargs)
-    return output
+    return output_of(module(hidden, **kwargs))
 
 
 @dataclass
@@ -417,7 +416,8 @@ def _finish(block: Block, index: int, model: StreamedModel, state: State, heldou
     coded = {f"{n}.weight" for n in block.schemes}
     untouched = {k: v for k, v in model.reader(block.name).items() if k not in coded}
     path = state.block_file(index)
-    save_file({**block.tensors, **untouched, TRACE: torch.cat(last)}, path.with_suffix(".tmp"))
+    kept = model.stored({**block.tensors, **untouched})
+    save_file({**kept, TRACE: torch.cat(last)}, path.with_suffix(".tmp"))
     sync(path.with_suffix(".tmp"))
     os.replace(path.with_suffix(".tmp"), path)
     for chain in state.chains():

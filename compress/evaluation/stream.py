@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from compress.calibration.walk import BATCH_TOKENS
+from compress.models.frame import output_of
 from compress.models.load import StreamedModel
 
 
@@ -32,7 +33,7 @@ def stream(
         block = model.block(index)
         with torch.no_grad():
             for rows_BTD, call in zip(torch.split(hidden_NTD, size), calls, strict=True):
-                rows_BTD.copy_(block(rows_BTD, **call[index]))
+                rows_BTD.copy_(output_of(block(rows_BTD, **call[index])))
         if visit:
             visit(index, hidden_NTD)
         if progress:

@@ -7,6 +7,7 @@ Pickles are not read at all, since loading one can run code.
 import json
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config.get("model_type"), str):
         raise CompressError("config.json names no `model_type`", where=str(path), hint="use transformers' layout")
     return config
+
+
+def max_positions(config: Mapping[str, Any]) -> int:
+    """Tokens of the longest context that a config.json names, by either of its names; 0 when it does not."""
+    return int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
 
 
 def read_license(folder: Path) -> str | None:

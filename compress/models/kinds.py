@@ -1,7 +1,8 @@
 """What kind of model a config describes, in words, so that a refusal says more than "unknown".
 
 A model type that no family knows is still known to transformers, whose tables of classes tell a masked language
-model from a translator or a vision model. Nothing is imported of the classes themselves.
+model from a translator or a vision model. Nothing is imported of the classes themselves. A causal language model of
+an unknown family passes here: its structure may be enough (structure.py).
 """
 
 from collections.abc import Mapping
@@ -16,13 +17,24 @@ _TABLES = (  # the first that names the type; many types are in several
     ("a vision model", ("IMAGE", "IMAGE_CLASSIFICATION", "ZERO_SHOT_IMAGE_CLASSIFICATION", "OBJECT_DETECTION")),
     ("an encoder–decoder", ("SEQ_TO_SEQ_CAUSAL_LM",)),
     ("an encoder (a masked language model)", ("MASKED_LM", "TEXT_ENCODING")),
-    ("a language model of a family that is not supported", ("CAUSAL_LM",)),
+    (None, ("CAUSAL_LM",)),
 )
-_HEAD = "ForCausalLM"
+_HEADS = ("ForCausalLM", "LMHeadModel")
+OTHER_MODEL = "give a decoder-only language model of one of these families; `compress models` lists some"
+
+
+def unsupported(model_type: str, why: str, where: str) -> CompressError:
+    """The refusal of a causal language model of an unknown family."""
+    return CompressError(
+        f"{model_type!r} is a language model of a family that is not supported, and its structure does not tell "
+        f"enough: {why}; the families are {', '.join(sorted(FAMILIES))}",
+        where=where,
+        hint=OTHER_MODEL,
+    )
 
 
 def check_kind(config: Mapping[str, Any], where: str) -> None:
-    """Refuses what is no decoder-only language model of a known family.
+    """Refuses what is no decoder-only language model.
 
     Raises:
         CompressError: it is not; says what it is instead, and the families.
@@ -32,7 +44,10 @@ def check_kind(config: Mapping[str, Any], where: str) -> None:
     if model_type in FAMILIES:
         _check_head(config, where)
         return
-    kind = _kind(model_type, config)
+    known, kind = _kind(model_type, config)
+    if known and kind is None:
+        _check_head(config, where)
+        return
     if kind is None:
         hint = "correct `model_type` in config.json, or give a model of one of these families"
         if config.get("auto_map"):
@@ -40,7 +55,7 @@ def check_kind(config: Mapping[str, Any], where: str) -> None:
         raise CompressError(
             f"unknown model family {model_type!r}; {nearest(model_type, FAMILIES)}", where=where, hint=hint
         )
-    hint = "give a decoder-only language model of one of these families; `compress models` lists some"
+    hint = OTHER_MODEL
     text = config.get("text_config")
     if isinstance(text, dict) and text.get("model_type") in FAMILIES:
         hint = f"save its text part alone as a checkpoint ({text['model_type']}), and give that"
@@ -51,25 +66,25 @@ def check_kind(config: Mapping[str, Any], where: str) -> None:
     )
 
 
-def _kind(model_type: str, config: Mapping[str, Any]) -> str | None:
-    """What transformers knows a type as; None where it does not know it."""
+def _kind(model_type: str, config: Mapping[str, Any]) -> tuple[bool, str | None]:
+    """Whether transformers knows a type, and as what, where that is not a causal language model."""
     from transformers.models.auto import modeling_auto
 
     if isinstance(config.get("vision_config"), dict) or isinstance(config.get("audio_config"), dict):
-        return _TABLES[0][0]
+        return True, _TABLES[0][0]
     for kind, tables in _TABLES:
         if any(model_type in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES", {}) for table in tables):
-            return kind
+            return True, kind
     known = getattr(modeling_auto, "MODEL_MAPPING_NAMES", {})
-    return "no language model" if model_type in known else None
+    return (True, "no language model") if model_type in known else (False, None)
 
 
 def _check_head(config: Mapping[str, Any], where: str) -> None:
     """A family's classifiers and embedding models share its type, and have another head or none."""
     named = config.get("architectures")
-    if isinstance(named, list) and named and not any(str(name).endswith(_HEAD) for name in named):
+    if isinstance(named, list) and named and not any(str(name).endswith(_HEADS) for name in named):
         raise CompressError(
-            f"{named[0]} is no language model: it has another head than …{_HEAD}, or none",
+            f"{named[0]} is no language model: it has another head than …{_HEADS[0]}, or none",
             where=where,
             hint="give the language model that it was made from",
         )

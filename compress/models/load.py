@@ -4,14 +4,17 @@ The skeleton is the model's own transformers class with every parameter on the m
 real (rotary frequencies, Gemma's embedding scale), so that nothing of a layer is imitated. Weights are read
 with `pread`, since pages of a mapped file would count as memory.
 
-Left out: checkpoints whose tensor names differ from their modules' names; remote code.
+Checkpoints may spell names otherwise than the modules do, and GPT-2's store linear weights as [I, O]. Both end at
+`StreamedModel.fit` and `StreamedModel.stored`: everything between sees modules' names and weights [O, I].
+
+Left out: checkpoints whose weights are cut or stacked otherwise than the modules'; remote code.
 """
 
 import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +26,9 @@ from compress.errors import CompressError
 from compress.models import FAMILIES
 from compress.models.family import ModelFamily
 from compress.models.files import INDEX, SINGLE, check_weights, read_json
-from compress.models.kinds import check_kind
+from compress.models.frame import Call, Head, inner_name, run_frame
+from compress.models.kinds import OTHER_MODEL, check_kind
+from compress.models.structure import infer
 from compress.numerics import has_bf16_matrix_unit
 from compress.tables import resolve
 
@@ -34,19 +39,29 @@ _DERIVED = ".rotary_emb.inv_freq"  # older checkpoints store it; the architectur
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder of safetensors files: which tensor lies in which file."""
+    """A folder of safetensors files: which tensor lies in which file.
+
+    Attributes:
+        folder: where they are.
+        files: tensors to files.
+        spelled: names in the files, of tensors that are named otherwise here.
+        transposed: weights that are stored as [I, O]; `read` gives [O, I].
+    """
 
     folder: Path
     files: Mapping[str, str]
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    transposed: frozenset[str] = frozenset()
 
     def read(self, names: list[str]) -> dict[str, Tensor]:
-        """The named tensors, as stored."""
+        """The named tensors, in the dtype in which they are stored."""
         tensors: dict[str, Tensor] = {}
         for file in sorted({self.files[name] for name in names}):
             with safe_open(self.folder / file, framework="pt", backend="pread") as handle:
                 for name in names:
                     if self.files[name] == file:
-                        tensors[name] = handle.get_tensor(name)
+                        tensor = handle.get_tensor(self.spelled.get(name, name))
+                        tensors[name] = tensor.t().contiguous() if name in self.transposed else tensor
         return tensors
 
     def below(self, prefix: str) -> list[str]:
@@ -69,24 +84,26 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(folder, dict.fromkeys(handle.keys(), single.name))
 
 
-def check_tensors(model: "StreamedModel", checkpoint: Checkpoint) -> None:
+def check_tensors(model: "StreamedModel", stored: Checkpoint) -> None:
     """Holds the headers of the weights against the architecture, before any work.
 
     Raises:
         CompressError: a tensor is missing, is not the architecture's, or has another shape or dtype than it should.
     """
+    checkpoint = model.fit(stored)
     expected = {name: tuple(tensor.shape) for name, tensor in model.skeleton.state_dict().items()}
     head = f"{model.family.head}.weight"
     if model.skeleton.config.tie_word_embeddings and head not in checkpoint.files:  # type: ignore[union-attr]
         expected.pop(head)
-    odd = sorted(name for name in set(expected) ^ set(checkpoint.files) if not name.endswith(_DERIVED))
+    odd = sorted(name for name in set(expected) ^ set(checkpoint.files) if not name.endswith(model.ignored))
     wrong = [f"{name} is {'missing' if name in expected else 'unknown'}" for name in odd]
     for file in sorted(set(checkpoint.files.values())):
         with safe_open(checkpoint.folder / file, framework="pt", backend="pread") as handle:
-            for name in sorted(set(expected) & set(handle.keys())):
-                found = handle.get_slice(name)
-                if tuple(found.get_shape()) != expected[name]:
-                    wrong.append(f"{name} is {found.get_shape()}, config.json says {list(expected[name])}")
+            for name in sorted(n for n in expected if checkpoint.files.get(n) == file):
+                found = handle.get_slice(checkpoint.spelled.get(name, name))
+                shape = found.get_shape()[::-1] if name in checkpoint.transposed else found.get_shape()
+                if tuple(shape) != expected[name]:
+                    wrong.append(f"{name} is {shape}, config.json says {list(expected[name])}")
                 elif found.get_dtype() not in ("BF16", "F16", "F32"):
                     wrong.append(f"{name} is stored as {found.get_dtype()}")
     if wrong:
@@ -119,8 +136,8 @@ def text_config(config: Mapping[str, Any], where: str) -> Any:
     """
     from transformers import AutoConfig
 
-    model_type = config.get("model_type", "")
-    family(model_type, where)
+    check_kind(config, where)
+    model_type = config["model_type"]
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
         hint = "write float32, bfloat16 or float16"
@@ -131,8 +148,16 @@ def text_config(config: Mapping[str, Any], where: str) -> Any:
     if made.num_hidden_layers < 1:
         hint = "correct num_hidden_layers"
         raise CompressError("config.json does not describe a model: it has no blocks", where=where, hint=hint)
-    made._attn_implementation = "sdpa"
+    made._attn_implementation = "sdpa" if _supports_sdpa(made) else "eager"
     return made
+
+
+def _supports_sdpa(config: Any) -> bool:
+    """Whether the architecture computes attention by torch's own kernel; Gemma 2 caps its scores and cannot."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return bool((classes[0] if isinstance(classes, tuple) else classes)._supports_sdpa)
 
 
 @contextmanager
@@ -163,8 +188,25 @@ def family(model_type: str, where: str) -> ModelFamily:
     return found
 
 
+class TransposedLinear(nn.Linear):
+    """A linear layer whose weight lies in checkpoints as [I, O]: in place of transformers' Conv1D."""
+
+
+def _without_conv1d(model: nn.Module) -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            inside, outside = module.weight.shape
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, TransposedLinear(inside, outside, device="meta"))
+
+
 def skeleton(config: Mapping[str, Any], where: str) -> nn.Module:
-    """The model's own class with meta parameters and real buffers, in evaluation mode."""
+    """The model's own class with meta parameters and real buffers, in evaluation mode.
+
+    Linear layers that are stored transposed become `TransposedLinear`s.
+    """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -172,6 +214,7 @@ def skeleton(config: Mapping[str, Any], where: str) -> nn.Module:
     made = text_config(config, where)
     with _readable_config(where), init_empty_weights(include_buffers=False):
         model: nn.Module = auto.from_config(made, dtype=torch.float32)
+    _without_conv1d(model)
     return model.eval()
 
 
@@ -182,7 +225,7 @@ class Reader(Protocol):
 
 
 def plain_reader(checkpoint: Checkpoint) -> Reader:
-    """Reads tensors as they are stored."""
+    """Reads tensors that are stored as they are."""
     return lambda prefix: checkpoint.read(checkpoint.below(prefix))
 
 
@@ -211,8 +254,33 @@ class StreamedModel:
         return blocks
 
     @property
-    def _inner(self) -> nn.Module:
-        return self.skeleton.get_submodule(self.family.blocks.rsplit(".", 1)[0])
+    def transposed(self) -> frozenset[str]:
+        """Weights that lie in checkpoints as [I, O]."""
+        modules = self.skeleton.named_modules()
+        return frozenset(f"{name}.weight" for name, module in modules if isinstance(module, TransposedLinear))
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Endings of the names of tensors that may lie in checkpoints and are no part of the model."""
+        return (_DERIVED, *self.family.ignored)
+
+    def fit(self, stored: Checkpoint) -> Checkpoint:
+        """A checkpoint as it lies on the disk, by the names and shapes of the model's modules."""
+        names = self.family.module_tensors(stored.files)
+        return Checkpoint(
+            stored.folder,
+            {names[name]: file for name, file in stored.files.items()},
+            {new: old for old, new in names.items() if new != old},
+            self.transposed,
+        )
+
+    def stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the model's modules by the names and shapes that they have in a checkpoint."""
+        turned = self.transposed & set(tensors)
+        return {
+            self.family.stored_tensor(name): tensor.t().contiguous() if name in turned else tensor
+            for name, tensor in tensors.items()
+        }
 
     def block_name(self, index: int) -> str:
         return f"{self.family.blocks}.{index}"
@@ -224,7 +292,7 @@ class StreamedModel:
     def _filled(self, module: nn.Module, name: str) -> nn.Module:
         filled = copy.deepcopy(module)
         stored = self.reader(name).items()
-        tensors = {k[len(name) + 1 :]: v.float() for k, v in stored if not k.endswith(_DERIVED)}
+        tensors = {k[len(name) + 1 :]: v.float() for k, v in stored if not k.endswith(self.ignored)}
         assert set(tensors) == set(filled.state_dict()), f"{name}: check_tensors comes first"
         for key, tensor in tensors.items():
             if not bool(torch.isfinite(tensor).all()):
@@ -232,38 +300,46 @@ class StreamedModel:
         filled.load_state_dict(tensors, assign=True)
         return filled.requires_grad_(False).eval()
 
-    def embed(self, tokens_NT: Tensor, batch: int) -> Iterator[tuple[Tensor, list[dict[str, Any]]]]:
+    def embed(self, tokens_NT: Tensor, batch: int) -> Iterator[tuple[Tensor, list[Call]]]:
         """Inputs of the first block, float32 [B, T, D], and the keyword arguments of every block, by batches.
 
-        Runs the model's own forward with every block replaced by one that records and passes on, so that
-        masks and rotary embeddings are whatever the family makes of them. Only the embedding's rows that the
-        tokens name are kept.
+        Runs the model's own forward around stubs of its blocks, so that masks and rotary embeddings are whatever
+        the family makes of them. Only the embedding's rows that the tokens name are kept.
         """
-        inner = copy.copy(self._inner)
-        inner._modules = dict(inner._modules)
-        inner._modules[self.family.norm.rsplit(".", 1)[1]] = nn.Identity()
-        embedding: Any = copy.deepcopy(self.skeleton.get_submodule(self.family.embedding))
         used, rows_NT = torch.unique(tokens_NT, return_inverse=True)
         (weight,) = self.reader(self.family.embedding).values()
+        embedding: Any = copy.deepcopy(self.skeleton.get_submodule(self.family.embedding))
         embedding.weight = nn.Parameter(weight[used].float(), requires_grad=False)
         embedding.padding_idx = None  # it would point outside the rows that were kept
         del weight
-        inner._modules[self.family.embedding.rsplit(".", 1)[1]] = embedding
+        parts = {name: self._filled(module, f"{inner_name(self.family)}.{name}") for name, module in self._others()}
+        parts[self.family.embedding.rsplit(".", 1)[1]] = embedding
+        parts[self.family.norm.rsplit(".", 1)[1]] = nn.Identity()
         for rows_BT in rows_NT.split(batch):
-            calls: list[dict[str, Any]] = []
-            stubs = nn.ModuleList(_Recorder(block, calls) for block in self._blocks)
-            inner._modules[self.family.blocks.rsplit(".", 1)[1]] = stubs
-            with torch.no_grad():
-                hidden_BTD = inner(input_ids=rows_BT, use_cache=False).last_hidden_state
-            yield hidden_BTD, calls
+            calls: list[Call] = []
+
+            def record(hidden_BTD: Tensor, call: Call, calls: list[Call] = calls) -> Any:
+                calls.append(call)
+                return (hidden_BTD,) if self.family.tuples else hidden_BTD
+
+            yield run_frame(self.skeleton, self.family, parts, rows_BT, record), calls
+
+    def _others(self) -> Iterator[tuple[str, nn.Module]]:
+        """What lies beside the blocks and has weights, but for embedding and norm: learned positions."""
+        inner = self.skeleton.get_submodule(inner_name(self.family))
+        known = [part.rsplit(".", 1)[1] for part in (self.family.embedding, self.family.blocks, self.family.norm)]
+        for name, module in inner.named_children():
+            if name not in known and module.state_dict():
+                yield name, module
 
     def check_ends(self) -> None:
-        """Reads embedding, norm and head once, one at a time.
+        """Reads what is no block once, one at a time.
 
         Raises:
             CompressError: one holds values that are not finite (blocks are held to that as they are read).
         """
-        for part in (self.family.embedding, self.family.norm, self.family.head):
+        others = [f"{inner_name(self.family)}.{name}" for name, _ in self._others()]
+        for part in (self.family.embedding, self.family.norm, self.family.head, *others):
             for name, tensor in self.reader(part).items():
                 if not bool(torch.isfinite(tensor).all()):
                     raise CompressError("a weight holds values that are not finite", where=name)
@@ -279,60 +355,9 @@ class StreamedModel:
         tensors = self.reader(name)
         if f"{name}.weight" not in tensors and tied:
             tensors = {f"{name}.weight": self.reader(self.family.embedding)[f"{self.family.embedding}.weight"]}
-        return _Head(self.skeleton, norm, tensors, self.family)
-
-
-class _Recorder(nn.Module):
-    """Stands in for a block: records the keyword arguments, passes the hidden states on."""
-
-    def __init__(self, block: nn.Module, calls: list[dict[str, Any]]) -> None:
-        super().__init__()
-        self.__dict__["_block"], self.__dict__["_calls"] = block, calls
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_block"], name)
-
-    def forward(self, hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        assert not args, "blocks take their inputs by keyword"
-        self.__dict__["_calls"].append(kwargs)
-        return hidden_BTD
-
-
-class _Head(nn.Module):
-    """The causal model with its decoder replaced by "the hidden states are these"."""
-
-    def __init__(
-        self, skeleton: nn.Module, norm: nn.Module, tensors: Mapping[str, Tensor], family: ModelFamily
-    ) -> None:
-        super().__init__()
-        self.norm = norm
-        whole = copy.copy(skeleton)
-        whole._modules = dict(whole._modules)
-        head = copy.deepcopy(skeleton.get_submodule(family.head))
-        head.load_state_dict({k[len(family.head) + 1 :]: v.float() for k, v in tensors.items()}, assign=True)
-        whole._modules[family.head] = head.requires_grad_(False)
-        self.__dict__["_decoder"] = decoder = _Decoded()
-        whole._modules[family.blocks.split(".", 1)[0]] = decoder
-        self.__dict__["_whole"] = whole
-
-    @torch.no_grad()
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        self.__dict__["_decoder"].hidden_BTD = self.norm(hidden_BTD)
-        logits: Tensor = self.__dict__["_whole"](input_ids=torch.zeros(hidden_BTD.shape[:2], dtype=torch.int64)).logits
-        return logits.float()
-
-
-class _Decoded(nn.Module):
-    """A decoder whose output is already known."""
-
-    hidden_BTD: Tensor
-
-    def forward(self, **kwargs: Any) -> Any:
-        """Whatever it is asked, the answer is ready."""
-        del kwargs
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden_BTD)
+        projection = copy.deepcopy(self.skeleton.get_submodule(name))
+        projection.load_state_dict({k[len(name) + 1 :]: v.float() for k, v in tensors.items()}, assign=True)
+        return Head(self.skeleton, self.family, norm, projection.requires_grad_(False))
 
 
 def open_model(
@@ -344,13 +369,29 @@ def open_model(
         reader: gives modules' tensors; by default they are as stored in `folder`.
         where: what errors name, by default the folder.
     """
-    check_kind(config, where or str(folder))
-    found = family(str(config["model_type"]), where or str(folder))
-    return StreamedModel(
-        skeleton=skeleton(config, where or str(folder)),
-        family=found,
-        reader=reader or plain_reader(open_checkpoint(folder)),
-    )
+    place = where or str(folder)
+    made = skeleton(config, place)
+    found = _family_of(made, config, place)
+    model = StreamedModel(made, found, reader or _nothing)
+    if reader is None:
+        model = replace(model, reader=plain_reader(model.fit(open_checkpoint(folder))))
+    return model
+
+
+def _nothing(prefix: str) -> dict[str, Tensor]:
+    raise AssertionError(f"no weights are there yet, asked for {prefix}")
+
+
+def _family_of(made: nn.Module, config: Mapping[str, Any], where: str) -> ModelFamily:
+    """The family of a config's type, or what the structure of its skeleton tells."""
+    model_type = str(config["model_type"])
+    if model_type not in FAMILIES:
+        return infer(made, model_type, where)
+    found = family(model_type, where)
+    why = found.refuses(made.config)
+    if why is not None:
+        raise CompressError(f"this {model_type!r} model is not supported: {why}", where=where, hint=OTHER_MODEL)
+    return found
 
 
 def linears(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], bool]]:

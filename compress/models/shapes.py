@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from compress.models.family import ModelFamily
-from compress.models.load import linears
+from compress.models.files import max_positions
+from compress.models.load import TransposedLinear, linears
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class ModelShapes:
         kv_bytes_per_token: bfloat16 keys and values of one token over all layers.
         tied: the head is the embedding.
         param_bytes: bytes of a parameter as stored.
+        head: the head's name.
+        transposed: linear layers that checkpoints store as [I, O].
     """
 
     linears: tuple[tuple[str, tuple[int, int]], ...]
@@ -33,11 +36,13 @@ class ModelShapes:
     kv_bytes_per_token: int
     tied: bool
     param_bytes: int = 2
+    head: str = "lm_head"
+    transposed: frozenset[str] = frozenset()
 
     @property
     def params(self) -> int:
         """Parameters of the model; a tied head counts once."""
-        counted = [o * i for name, (o, i) in self.linears if not (self.tied and name.endswith("lm_head"))]
+        counted = [o * i for name, (o, i) in self.linears if not (self.tied and name == self.head)]
         return sum(counted) + self.other_params
 
 
@@ -48,9 +53,7 @@ def shapes_of(model: nn.Module, family: ModelFamily, config: Mapping[str, Any]) 
     tied = bool(settings.tie_word_embeddings)
     linear_names = {f"{name}.weight" for name, _ in found}
     other = sum(p.numel() for name, p in model.named_parameters() if name not in linear_names)
-    heads = settings.num_attention_heads
-    head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // heads
-    kv_heads = getattr(settings, "num_key_value_heads", None) or heads
+    head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     blocks = len(model.get_submodule(family.blocks))  # type: ignore[arg-type]
     return ModelShapes(
         linears=found,
@@ -58,8 +61,18 @@ def shapes_of(model: nn.Module, family: ModelFamily, config: Mapping[str, Any]) 
         block_count=blocks,
         hidden_size=settings.hidden_size,
         vocab_size=settings.vocab_size,
-        max_position=int(config.get("max_position_embeddings") or 0),
-        kv_bytes_per_token=2 * 2 * blocks * kv_heads * head_dim,
+        max_position=max_positions(config),
+        kv_bytes_per_token=2 * 2 * blocks * _kv_heads(settings) * head_dim,
         tied=tied,
         param_bytes=4 if str(config.get("dtype") or config.get("torch_dtype")) == "float32" else 2,
+        head=family.head,
+        transposed=frozenset(n for n, m in model.named_modules() if isinstance(m, TransposedLinear)),
     )
+
+
+def _kv_heads(settings: Any) -> int:
+    """Key and value heads; Falcon's config chooses between one, some and all."""
+    if hasattr(settings, "new_decoder_architecture"):
+        grouped = settings.new_decoder_architecture or not settings.multi_query
+        return int(settings.num_kv_heads if grouped else 1)
+    return int(getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads)

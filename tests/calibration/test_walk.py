@@ -34,11 +34,11 @@ def opened(folder: Path) -> StreamedModel:
 
 def untouched_spec(model: StreamedModel, *, sequential: bool) -> WalkSpec:
     """Every block weight is "coded" as itself, so that the compressed chain must equal the base chain."""
-    names = [name for name, _, _ in linears(model.skeleton) if name != "lm_head"]
+    names = [name for name, _, _ in linears(model.skeleton) if name != model.family.head]
     originals: dict[str, Tensor] = {}
 
     def decode(name: str, stored: Any, scheme: Scheme) -> Tensor:
-        block = name[: name.index(".", len("model.layers."))]
+        block = name[: name.index(".", len(model.family.blocks) + 1)]
         if name not in originals:
             originals.update({k[: -len(".weight")]: v.float() for k, v in model.reader(block).items()})
         return originals[name]
@@ -75,7 +75,10 @@ def test_both_chains_equal_the_model(family: str, tied: bool, tiny: MakeTiny, tm
     folder = tiny(family, tied=tied, layers=2)
     model = opened(folder)
     windows = (tokens(3, 0), tokens(2, 1))
-    state, _ = go(model, tmp_path, untouched_spec(model, sequential=True), windows)
+    state, grams = go(model, tmp_path, untouched_spec(model, sequential=True), windows)
+    first = f"{model.block_name(0)}."
+    together = [n for n, _ in grams.values() if len(n) > 1 and n[0].startswith(first)]
+    assert [[n.removeprefix(first) for n in names] for names in together] == [list(f) for f in model.family.fused]
     with torch.no_grad():
         expected = whole(folder)(windows[1]).logits
     head = model.head()

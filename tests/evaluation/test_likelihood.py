@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import FAMILY_NAMES, MakeTiny
+from conftest import STRUCTURES, MakeTiny
 
 from compress.evaluation import likelihood
 from compress.evaluation.likelihood import Score, Tokens, score
@@ -44,7 +44,7 @@ def questions() -> list[tuple[Tokens, Tokens]]:
     return [*pairs, (contexts[4], endings[4]), pairs[0], (contexts[3], drawn(2, 30)[0])]
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", STRUCTURES)
 def test_equals_the_plain_way(family: str, tiny: MakeTiny) -> None:
     folder = tiny(family, tied=family != "llama")
     pairs = questions()

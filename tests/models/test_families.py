@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from compress.errors import CompressError
 from compress.models import FAMILIES
+from compress.models.frame import output_of
 from compress.models.load import StreamedModel, check_tensors, linears, open_checkpoint, open_model, tokenizer
 from compress.models.shapes import shapes_of
 
@@ -29,13 +31,15 @@ def open_folder(folder: Path) -> StreamedModel:
 
 
 @torch.no_grad()
-def streamed_logits(model: StreamedModel, tokens_NT: torch.Tensor, batch: int) -> torch.Tensor:
-    """Embedding, blocks and head by hand, as the walk does it."""
-    blocks = [model.block(i) for i in range(model.block_count)]
+def streamed_logits(
+    model: StreamedModel, tokens_NT: torch.Tensor, batch: int, block_of: Callable[[int], nn.Module] | None = None
+) -> torch.Tensor:
+    """Embedding, blocks and head by hand, as the walk does it; `block_of` gives other blocks than the model's."""
+    blocks = [(block_of or model.block)(i) for i in range(model.block_count)]
     head, parts = model.head(), []
     for hidden_BTD, calls in model.embed(tokens_NT, batch):
         for block, arguments in zip(blocks, calls, strict=True):
-            hidden_BTD = block(hidden_BTD, **arguments)  # noqa: PLW2901  # a chain
+            hidden_BTD = output_of(block(hidden_BTD, **arguments))  # noqa: PLW2901  # a chain
         parts.append(head(hidden_BTD))
     return torch.cat(parts)
 
@@ -44,7 +48,7 @@ def streamed_logits(model: StreamedModel, tokens_NT: torch.Tensor, batch: int) -
 def whole_logits(folder: Path, tokens_NT: torch.Tensor) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     logits: torch.Tensor = model.eval()(input_ids=tokens_NT, use_cache=False).logits
     return logits
 
@@ -81,22 +85,12 @@ def test_names_resolve(tiny: MakeTiny, family: str, tied: bool) -> None:
         assert isinstance(blocks[0].get_submodule(part), nn.Linear)
 
 
-def test_fused_are_all_that_read_the_same_input(tiny: MakeTiny) -> None:
-    """The linears of a block beside the ones that close attention and MLP, whatever the family calls them."""
-    for family in FAMILY_NAMES:
-        model = open_folder(tiny(family, tied=True))
-        block = model.skeleton.get_submodule(model.block_name(0))
-        readers = {name for name, _, _ in linears(block)} - {"self_attn.o_proj", "mlp.down_proj"}
-        fused = set(itertools.chain(*model.family.fused))
-        assert fused == (readers if len(readers) > 2 else set()), family  # two: already one weight each
-
-
 def test_the_skeleton_has_no_weights_and_real_buffers(tiny: MakeTiny) -> None:
     for family in FAMILY_NAMES:
         skeleton = open_folder(tiny(family, tied=True)).skeleton
         assert all(p.is_meta for p in skeleton.parameters()), family
         buffers = dict(skeleton.named_buffers())
-        assert buffers, family
+        assert buffers or family in ("gpt2", "opt"), family  # learned positions instead of frequencies
         assert not any(b.is_meta for b in buffers.values()), family
 
 
@@ -105,14 +99,16 @@ def test_shapes(tiny: MakeTiny, family: str, tied: bool) -> None:
     folder = tiny(family, tied=tied)
     model = open_folder(folder)
     shapes = shapes_of(model.skeleton, model.family, read_config(folder))
-    stored = open_checkpoint(folder).read(list(open_checkpoint(folder).files))
+    checkpoint = model.fit(open_checkpoint(folder))
+    stored = checkpoint.read(list(checkpoint.files))
     weights = {name: tuple(stored[f"{name}.weight"].shape) for name, _ in shapes.linears if name != "lm_head"}
     assert dict(shapes.linears) == {**weights, "lm_head": (320, 64)}
     assert ("lm_head.weight" in stored) is not tied
     linear = sum(o * i for o, i in weights.values()) + (0 if tied else 320 * 64)
     assert shapes.other_params == sum(t.numel() for t in stored.values()) - linear
     assert (shapes.tied, shapes.block_count, shapes.max_position) == (tied, 2, 1024)
-    assert shapes.kv_bytes_per_token == 2 * 2 * 2 * 2 * 16  # keys and values, bf16, layers, heads, width
+    heads = {"falcon": 1, "gpt2": 4, "gpt_neox": 4, "opt": 4}.get(family, 2)
+    assert shapes.kv_bytes_per_token == 2 * 2 * 2 * heads * 16  # keys and values, bf16, layers, heads, width
 
 
 def test_gemma3_mixes_attention_by_layer(tiny: MakeTiny) -> None:
