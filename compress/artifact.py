@@ -9,16 +9,18 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from compress.activations import wire_inputs
 from compress.calibration.walk import TRACE, State
 from compress.errors import CompressError
 from compress.files import replace
 from compress.formats import FORMATS
-from compress.formats.base import Format
+from compress.formats.base import INPUT_SCALE, Format
 from compress.models.files import INDEX, check_weights
 from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
 from compress.schemes import Scheme
@@ -224,15 +226,42 @@ def read_schemes(config: Mapping[str, Any], names: list[str]) -> tuple[Format | 
     return fmt, fmt.read_config(settings, names)
 
 
+def coded_inputs(folder: Path) -> str | None:
+    """How a checkpoint says that its layers' inputs are quantized, such as "int8 token"; None when it says nothing."""
+    settings = json.loads((folder / "config.json").read_text()).get("quantization_config") or {}
+    groups = settings.get("config_groups") or {}
+    inputs = [a for group in groups.values() if (a := group.get("input_activations"))]
+    kinds = [f"{a.get('type', 'int')}{a.get('num_bits', 8)} {a.get('strategy')}" for a in inputs]
+    texts = [kind + ("" if a.get("dynamic") else " static") for kind, a in zip(kinds, inputs, strict=True)]
+    return ", ".join(dict.fromkeys(texts)) or None
+
+
 def open_artifact(folder: Path) -> StreamedModel:
-    """An artifact, or any checkpoint that we read, as a streamed model with decoded weights."""
+    """An artifact, or any checkpoint that we read, as a streamed model with decoded weights and quantized inputs."""
     config = json.loads((folder / "config.json").read_text())
     plain = open_model(folder, config)
     fmt, schemes = read_schemes(config, [name for name, _, _ in linears(plain.skeleton)])
     if fmt is None:
         return plain
-    reader = decoding_reader(open_checkpoint(folder), fmt, schemes)
-    return StreamedModel(plain.skeleton, plain.family, reader)
+    checkpoint = open_checkpoint(folder)
+    reader = decoding_reader(checkpoint, fmt, schemes)
+    return CodedModel(plain.skeleton, plain.family, reader, checkpoint, schemes)
+
+
+@dataclass(frozen=True)
+class CodedModel(StreamedModel):
+    """A model whose coded weights are decoded, and whose layers round their inputs, as its checkpoint says."""
+
+    checkpoint: Checkpoint
+    schemes: Mapping[str, Scheme]
+
+    def block(self, index: int) -> nn.Module:
+        """Block `index`; see `StreamedModel.block`."""
+        module = super().block(index)
+        for name, rounding in wire_inputs(module, self.block_name(index), self.schemes).items():
+            part = f"{name}.{INPUT_SCALE}"
+            rounding.switch_on(None if rounding.args.dynamic else self.checkpoint.read([part])[part].float())
+        return module
 
 
 def decoding_reader(checkpoint: Checkpoint, fmt: Format, schemes: Mapping[str, Scheme]) -> Reader:

@@ -149,7 +149,7 @@ def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> t
     method = method_of(step)
     spec = WalkSpec(
         schemes=job.plan.schemes(), encode=job.format.encode, decode=job.format.decode,
-        sequential=job.plan.sequential, dtype=calibration_dtype(),
+        sequential=job.plan.sequential, dtype=calibration_dtype(), gram=job.plan.statistics == "gram",
     )  # fmt: skip
     tokens = (windows.tokens_NT, windows.heldout_NT)
     for block in walk(job.model, tokens, spec, state, lambda done, total: progress("blocks", done, total)):

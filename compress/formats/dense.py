@@ -3,7 +3,7 @@
 For studying what a scheme does to a model where no runtime reads its codes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,11 @@ from compress.schemes import Scheme
 def can_write(scheme: Scheme) -> str | None:
     """Every weight scheme; quantized activations have nowhere to be said."""
     return "it has no words for quantized activations" if scheme.input_activations else None
+
+
+def can_mix(schemes: Collection[Scheme]) -> None:
+    """Nothing is said of schemes, so any may stand beside any."""
+    del schemes
 
 
 def caveat(scheme: Scheme) -> None:
@@ -51,6 +56,7 @@ DENSE = Format(
     name="dense",
     loaders=("everything",),
     can_write=can_write,
+    can_mix=can_mix,
     caveat=caveat,
     encode=encode,
     decode=decode,
