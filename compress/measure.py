@@ -134,19 +134,13 @@ def _fidelity(asked: Evaluation, document: Document, progress: Progress) -> Docu
         return _with_note(_with_rows(document, [], stale), note)
     conditions = {
         "runtime": runtime, "dtype": "float32", "seq_len": asked.suite.text.seq_len,
-        "data": artifact.digest(asked.tokens_NT.tolist())[:16], **_activations(asked),
+        "data": artifact.digest(asked.tokens_NT.tolist())[:16], **artifact.coded_activations(asked.artifact),
     }  # fmt: skip
     rows = measure_fidelity(
         asked.base, asked.artifact, asked.tokens_NT.tolist(), task=asked.suite.text.name, conditions=conditions,
         threads=torch.get_num_threads(), progress=lambda done, total: progress("fidelity", done, total),
     )  # fmt: skip
     return _with_rows(document, rows, stale)
-
-
-def _activations(asked: Evaluation) -> dict[str, str]:
-    """The condition that says that the artifact computed with quantized activations."""
-    said = artifact.coded_inputs(asked.artifact)
-    return {"activations": said} if said else {}
 
 
 def _accuracy(asked: Evaluation, document: Document, progress: Progress) -> Document:
@@ -176,7 +170,7 @@ def _accuracy(asked: Evaluation, document: Document, progress: Progress) -> Docu
         "runtime": "hf", "device": "cpu", "dtype": dtype, "num_fewshot": 0, "chat_template": False,
         "sample": asked.suite.accuracy.sample or "all",
         "data": artifact.digest([[name for _, name in pairs] for pairs in documents.values()])[:16],
-        **_activations(asked),
+        **artifact.coded_activations(asked.artifact),
     }  # fmt: skip
     return _with_rows(document, accuracy_rows(base, found, asked.suite, conditions), stale)
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compress.activations import attentions
 from compress.formats import FORMATS
 from compress.formats.base import Format
 from compress.methods.base import StepConfig
@@ -61,6 +62,7 @@ class Plan:
     loaders: tuple[str, ...]
     memory_bytes: int
     disk_bytes: int
+    kv_cache: str | None = None
     notes: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
 
@@ -124,6 +126,8 @@ def make_plan(
     _check_patterns(step, rows, draft)
     _check_format(rows, fmt, draft)
     _check_fused(rows, family, draft)
+    if recipe.kv_cache:
+        _check_cache(shapes, fmt, draft)
     coded = [row for row in rows if row.scheme is not None]
     if 0 < shapes.max_position < calibration["seq_len"]:
         draft.refusals.append(
@@ -155,6 +159,7 @@ def make_plan(
         cost=suite[1],
         memory_bytes=_memory(shapes, calibration, method.statistics or data, sequential),
         disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, data),
+        kv_cache=recipe.kv_cache,
         notes=tuple(draft.notes),
         refusals=tuple(draft.refusals),
     )
@@ -305,6 +310,18 @@ def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) ->
                 if any(schemes.get(stem + part, scheme) != scheme for part in parts[1:]):
                     draft.notes.append(f"{stem}{{{', '.join(parts)}}} differ in scheme: vLLM fuses them and refuses")
                     break
+
+
+def _check_cache(shapes: ModelShapes, fmt: Format, draft: _Draft) -> None:
+    """Refuses a quantized cache where it cannot be said, or where no keys and values of each block are found."""
+    if not fmt.holds_cache:
+        draft.refusals.append(f"kv_cache: format {fmt.name} has no words for a quantized cache; leave kv_cache out")
+    found = len(attentions(name for name, _ in shapes.linears))
+    if found != shapes.block_count:
+        draft.refusals.append(
+            f"kv_cache: {found} of {shapes.block_count} blocks have an attention layer that projects keys (k_proj or "
+            "qkv_proj); leave kv_cache out"
+        )
 
 
 def suspended_bytes(shapes: ModelShapes, calibration: dict[str, Any]) -> int:

@@ -55,7 +55,7 @@ class Recipe(BaseModel):
     summary: str
     steps: tuple[StepConfig, ...]
     calibration: Calibration = Calibration()
-    kv_cache: None = None
+    kv_cache: Literal["FP8"] | None = None
     format: str = "compressed-tensors"
     evaluate: Evaluate = Evaluate()
 
@@ -84,9 +84,10 @@ def price(recipe: Recipe) -> dict[str, Any]:
 
 
 def needs_data(recipe: Recipe) -> bool:
-    """Whether calibration tokens are needed: by a method, or for the static scales of a scheme."""
+    """Whether calibration tokens are needed: by a method, or for static scales of a scheme or the cache."""
     schemes = [scheme_of(s) for step in recipe.steps for s in (step.scheme, *(o.scheme for o in step.overrides))]
-    return any(method_of(step).statistics for step in recipe.steps) or any(s and s.static_inputs for s in schemes)
+    static = recipe.kv_cache is not None or any(s and s.static_inputs for s in schemes)
+    return static or any(method_of(step).statistics for step in recipe.steps)
 
 
 @dataclass(frozen=True)

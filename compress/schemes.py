@@ -251,4 +251,7 @@ PRESETS: dict[str, Scheme] = {
     "MXFP4A16": _float4("group", 32),
 }
 
+KV_CACHES: dict[str, QuantArgs] = {"FP8": QuantArgs(num_bits=8, type="float", strategy="tensor")}
+CACHE_SCALES = ("k_scale", "v_scale")  # what an attention layer's checkpoint tensors are called, bfloat16 [1] each
+
 DENSE = "dense"  # in place of a scheme's name: leave the weight as it is

@@ -39,14 +39,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from compress.activations import QuantizedInput, wire_inputs
+from compress.activations import QuantizedCache, QuantizedInput, wire_cache, wire_inputs
 from compress.calibration.chain import Chain
 from compress.calibration.stats import InputStatistics
 from compress.evaluation.memory import peak_rss_bytes
 from compress.files import replace, sync
 from compress.models.load import StreamedModel
 from compress.numerics import QuantizedWeight, bf16_products, static_scale
-from compress.schemes import Scheme
+from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
 
 BATCH_TOKENS = 2048  # tokens that go through a block at a time
 TRACE = "__trace__"  # a block file's extra tensor: held-out outputs at each window's last token, [H, D]
@@ -67,6 +67,7 @@ class WalkSpec:
         sequential: suspend the forward pass at each sublayer, or gather in a pass of its own.
         dtype: in which the calibration tokens are computed; the held-out ones always in float32.
         gram: gather Gram matrices; without, only what static scales need.
+        kv_cache: how keys and values are coded in the cache, None when they are not.
     """
 
     schemes: Mapping[str, Scheme]
@@ -75,6 +76,7 @@ class WalkSpec:
     sequential: bool
     dtype: torch.dtype
     gram: bool = True
+    kv_cache: QuantArgs | None = None
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Block:
         schemes: the schemes of its weights, by full name.
         tensors: checkpoint tensors of the weights that have been set.
         inputs: the roundings of quantized inputs, in the module and the twin; off until a weight is set.
+        caches: the roundings of keys and values, in the module and the twin; off until all weights are set.
         largest: the largest magnitude of calibration inputs, by the layers' names.
         record: losses and notes for the report.
     """
@@ -102,6 +105,7 @@ class Block:
     calibration: Chain | None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     inputs: list[dict[str, QuantizedInput]] = field(default_factory=list)
+    caches: list[dict[str, QuantizedCache]] = field(default_factory=list)
     largest: dict[str, Tensor] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=lambda: {"loss": {}, "notes": {}})
     outputs_written: bool = False
@@ -185,6 +189,21 @@ class Block:
         assert self.calibration is not None
         return self.calibration.read(batch.start, batch.end).to(self.spec.dtype)
 
+    def quantize_cache(self) -> None:
+        """Fixes the scales of keys and values by what the calibration pass saw, and switches their rounding on.
+
+        Raises:
+            ValueError: they are not finite.
+        """
+        for name, watched in (self.caches[-1] if self.caches else {}).items():
+            if not all(bool(largest.isfinite()) for largest in watched.largest):
+                raise ValueError(f"the keys or values of {name} hold values that are not finite")
+            keys, values = (static_scale(largest, watched.args) for largest in watched.largest)
+            for part, scale in zip(CACHE_SCALES, (keys, values), strict=True):
+                self.tensors[f"{name}.{part}"] = scale.to(torch.bfloat16)
+            for wired in self.caches:
+                wired[name].switch_on((keys, values))
+
     def rerun(self) -> None:
         """Makes the calibration chain's output by a pass through the finished block, unless it is there."""
         if self.calibration is None or self.outputs_written:
@@ -219,7 +238,7 @@ class Block:
             assert self.calibration is not None
             for batch, run in runs:
                 self.calibration.write(batch.start, _advance(run, batch))
-            self.outputs_written = True
+            self.outputs_written = not self.caches  # they were not quantized yet
         finally:
             for hook in hooks:
                 hook.remove()
@@ -382,6 +401,8 @@ def walk(
         twin = module if spec.dtype == torch.float32 else copy.deepcopy(module).to(spec.dtype)
         block = Block(name, module, twin, schemes, spec, groups, batches["calibration"], state.calibration)
         block.inputs = [wire_inputs(part, name, schemes) for part in dict.fromkeys((module, twin))]
+        if spec.kv_cache is not None:
+            block.caches = [wire_cache(part, name, spec.kv_cache) for part in dict.fromkeys((module, twin))]
         yield block
         missing = [n for n in schemes if not any(t.startswith(n + ".") for t in block.tensors)]
         assert not missing, f"the step left {missing} unset"
@@ -453,6 +474,7 @@ def _base_pass(
 
 def _finish(block: Block, index: int, model: StreamedModel, state: State, heldout: list[_Batch]) -> None:
     """Runs the compressed chain through the finished block, writes the block, commits."""
+    block.quantize_cache()
     block.rerun()
     error = total = 0.0
     last = []

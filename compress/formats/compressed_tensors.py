@@ -10,7 +10,8 @@ Of a weight [O, I] in G groups `m.weight` becomes
 | nvfp4-pack-quantized | `weight_packed` uint8 [O, I/2], `weight_scale` float8_e4m3fn [O, I/16], `weight_global_scale` float32 [1] |
 | mxfp4-pack-quantized | `weight_packed` uint8 [O, I/2], `weight_scale` uint8 [O, I/32], exponents biased by 127 |
 
-and static inputs have `input_scale` bfloat16 [1]. A value is `code * weight_scale`, in NVFP4
+and static inputs have `input_scale` bfloat16 [1]; a quantized cache has `k_scale` and `v_scale` bfloat16 [1] below its
+attention layer. A value is `code * weight_scale`, in NVFP4
 `code * (weight_scale / weight_global_scale)`; codes of inputs are multiplied by `input_scale`. Layers that runtimes fuse
 must agree in scales of a whole tensor: they are solved together, so they do.
 
@@ -40,7 +41,7 @@ from compress.numerics import (
     unpack_fp4,
     unpack_int32,
 )
-from compress.schemes import QuantArgs, Scheme
+from compress.schemes import KV_CACHES, QuantArgs, Scheme
 
 _SCALE_DTYPES = {"e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uint8"}  # the package's words, where not bfloat16
 
@@ -82,6 +83,11 @@ def caveat(scheme: Scheme) -> str | None:
             "asymmetric weights: with compressed-tensors 0.19 to 0.20.1 transformers loads them only with "
             "from_pretrained(…, quantization_config=CompressedTensorsConfig(dequantize=True))"
         )
+    if scheme.weights.num_bits == 4 and scheme.weights.type == "float":
+        return (
+            "4-bit floats: compressed-tensors 0.20.1 expands them to bfloat16, whatever the model's dtype; "
+            "plain transformers runs them with dtype=torch.bfloat16 only"
+        )
     if scheme.input_activations is not None:
         return (
             "quantized activations: transformers rounds them as the format says, after it has expanded the weights; "
@@ -106,7 +112,7 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
         assert coded.global_scale is not None
         local = (scale * coded.global_scale).to(torch.float8_e4m3fn)
         tensors = {"weight_packed": pack_fp4(coded.q_OI), "weight_scale": local}
-        tensors["weight_global_scale"] = coded.global_scale.float()
+        tensors["weight_global_scale"] = coded.global_scale.clone()  # a file's tensors share no memory
     elif kind == "mxfp4-pack-quantized":
         tensors = {"weight_packed": pack_fp4(coded.q_OI), "weight_scale": pack_e8m0(scale)}
     else:
@@ -157,7 +163,7 @@ def _said(args: QuantArgs | None) -> dict[str, Any] | None:
     return said
 
 
-def config(schemes: Mapping[str, Scheme], ignore: list[str]) -> dict[str, Any]:
+def config(schemes: Mapping[str, Scheme], ignore: list[str], kv_cache: QuantArgs | None = None) -> dict[str, Any]:
     """config.json's `quantization_config`: a group for each scheme; every unquantized layer is named."""
     kinds = list(dict.fromkeys(schemes.values()))
     groups = {}
@@ -174,7 +180,7 @@ def config(schemes: Mapping[str, Scheme], ignore: list[str]) -> dict[str, Any]:
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": sorted(ignore),
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": _said(kv_cache),
         "global_compression_ratio": None,
     }
 
@@ -194,6 +200,22 @@ def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Sc
             if not _named(name, settings.get("ignore") or []) and _named(name, group["targets"]):
                 schemes.setdefault(name, scheme)
     return schemes
+
+
+def read_cache(settings: Mapping[str, Any]) -> QuantArgs | None:
+    """How keys and values are coded in the cache.
+
+    Raises:
+        CompressError: in another way than with one static FP8 scale each.
+    """
+    said = settings.get("kv_cache_scheme")
+    if said is None:
+        return None
+    for args in KV_CACHES.values():
+        known = args.model_dump(mode="json").items()
+        if all(said.get(key) == value for key, value in known if value is not None):
+            return args
+    raise CompressError("this quantization of the cache is not read", where="config.json")
 
 
 def _read_scheme(group: Mapping[str, Any]) -> Scheme:
@@ -223,6 +245,7 @@ COMPRESSED_TENSORS = Format(
     decode=decode,
     config=config,
     read_config=read_config,
+    read_cache=read_cache,
     parts=(
         "weight",
         "weight_packed",
@@ -233,4 +256,5 @@ COMPRESSED_TENSORS = Format(
         INPUT_SCALE,
     ),
     packs=True,
+    holds_cache=True,
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compress.formats.base import Format
 from compress.numerics import QuantizedWeight, dequantize
-from compress.schemes import Scheme
+from compress.schemes import QuantArgs, Scheme
 
 
 def can_write(scheme: Scheme) -> str | None:
@@ -41,15 +41,20 @@ def decode(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
     return tensors[f"{name}.weight"].float()
 
 
-def config(schemes: Mapping[str, Scheme], ignore: list[str]) -> None:
+def config(schemes: Mapping[str, Scheme], ignore: list[str], kv_cache: QuantArgs | None = None) -> None:
     """An ordinary checkpoint says nothing of quantization."""
-    del schemes, ignore
+    del schemes, ignore, kv_cache
 
 
 def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Scheme]:
     """Nothing is coded."""
     del settings, linears
     return {}
+
+
+def read_cache(settings: Mapping[str, Any]) -> None:
+    """Nothing is coded."""
+    del settings
 
 
 DENSE = Format(
@@ -62,6 +67,8 @@ DENSE = Format(
     decode=decode,
     config=config,
     read_config=read_config,
+    read_cache=read_cache,
     parts=("weight",),
     packs=False,
+    holds_cache=False,
 )
