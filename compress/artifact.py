@@ -9,21 +9,23 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from compress.activations import wire_cache, wire_inputs
 from compress.calibration.walk import TRACE, State
 from compress.errors import CompressError
 from compress.files import replace
 from compress.formats import FORMATS
-from compress.formats.base import Format
+from compress.formats.base import INPUT_SCALE, Format
 from compress.models.family import ModelFamily
 from compress.models.files import INDEX, check_weights
 from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
-from compress.schemes import Scheme
+from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
 from compress.shards import StoredTensor, stored_tensors, write_checkpoint
 from compress.tables import resolve
 
@@ -239,15 +241,59 @@ def read_schemes(config: Mapping[str, Any], names: list[str]) -> tuple[Format | 
     return fmt, fmt.read_config(settings, names)
 
 
+def coded_activations(folder: Path) -> dict[str, str]:
+    """How a checkpoint says that its layers' inputs are quantized ("activations"), and its cache ("kv_cache")."""
+    settings = json.loads((folder / "config.json").read_text()).get("quantization_config") or {}
+    groups = settings.get("config_groups") or {}
+    inputs = [a for group in groups.values() if (a := group.get("input_activations"))]
+    said = {"activations": inputs, "kv_cache": [settings["kv_cache_scheme"]] if settings.get("kv_cache_scheme") else []}
+    return {key: ", ".join(dict.fromkeys(map(_kind, every))) for key, every in said.items() if every}
+
+
+def _kind(args: Mapping[str, Any]) -> str:
+    """A coding of activations in a few words, such as "int8 token"."""
+    what = f"{args.get('type', 'int')}{args.get('num_bits', 8)} {args.get('strategy')}"
+    return what + ("" if args.get("dynamic") else " static")
+
+
 def open_artifact(folder: Path) -> StreamedModel:
-    """An artifact, or any checkpoint that we read, as a streamed model with decoded weights."""
+    """An artifact, or any checkpoint that we read, as a streamed model with decoded weights and quantized inputs."""
     config = json.loads((folder / "config.json").read_text())
     plain = open_model(folder, config)
     fmt, schemes = read_schemes(config, [name for name, _, _ in linears(plain.skeleton)])
     if fmt is None:
         return plain
-    reader = decoding_reader(plain.fit(open_checkpoint(folder)), fmt, schemes)
-    return replace_fields(plain, reader=reader)
+    checkpoint = plain.fit(open_checkpoint(folder))
+    reader = decoding_reader(checkpoint, fmt, schemes)
+    kv_cache = fmt.read_cache(config["quantization_config"])
+    return CodedModel(plain.skeleton, plain.family, reader, checkpoint, schemes, kv_cache)
+
+
+@dataclass(frozen=True)
+class CodedModel(StreamedModel):
+    """A model whose coded weights are decoded, and whose layers round their inputs, as its checkpoint says."""
+
+    checkpoint: Checkpoint
+    schemes: Mapping[str, Scheme]
+    kv_cache: QuantArgs | None
+
+    def block(self, index: int) -> nn.Module:
+        """Block `index`; see `StreamedModel.block`."""
+        module = super().block(index)
+        for name, rounding in wire_inputs(module, self.block_name(index), self.schemes).items():
+            part = f"{name}.{INPUT_SCALE}"
+            rounding.switch_on(None if rounding.args.dynamic else self.checkpoint.read([part])[part].float())
+        if self.kv_cache is not None:
+            switch_cache_on(module, self.block_name(index), self.kv_cache, self.checkpoint)
+        return module
+
+
+def switch_cache_on(module: nn.Module, name: str, args: QuantArgs, checkpoint: Checkpoint) -> None:
+    """Makes the attention layers of `module`, whose full name is `name`, quantize keys and values."""
+    for attention, rounding in wire_cache(module, name, args).items():
+        parts = [f"{attention}.{part}" for part in CACHE_SCALES]
+        keys, values = map(checkpoint.read(parts).__getitem__, parts)
+        rounding.switch_on((keys.float(), values.float()))
 
 
 def decoding_reader(checkpoint: Checkpoint, fmt: Format, schemes: Mapping[str, Scheme]) -> Reader:
@@ -260,7 +306,7 @@ def decoding_reader(checkpoint: Checkpoint, fmt: Format, schemes: Mapping[str, S
             for part in fmt.parts:
                 stored.pop(f"{name}.{part}", None)
             stored[f"{name}.weight"] = weight_OI
-        return stored
+        return {name: tensor for name, tensor in stored.items() if not name.endswith(CACHE_SCALES)}
 
     return read
 

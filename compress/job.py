@@ -35,7 +35,7 @@ from compress.models.shapes import shapes_of
 from compress.models.source import Source
 from compress.models.source import resolve as resolve_model
 from compress.plan import Plan, make_plan
-from compress.recipe import RecipeFile, changed, load, method_of
+from compress.recipe import RecipeFile, changed, load, needs_data
 from compress.tables import resolve
 
 DEVICES = ("auto", "cpu")
@@ -93,21 +93,20 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
         )
     words = check_files(model, source.path or Path()) if source.kind == "folder" else None
     shapes = shapes_of(model.skeleton, model.family, source.config)
-    settings = file.recipe.calibration
-    needs_data = any(method_of(step).statistics for step in file.recipe.steps)
+    settings, data_used = file.recipe.calibration, needs_data(file.recipe)
     with file.located():
-        data = data or (resolve_dataset(settings) if needs_data else _no_data())
+        data = data or (resolve_dataset(settings) if data_used else _no_data())
     fmt = resolve(FORMATS, file.recipe.format, kind="format")
     calibration = {
         "dataset": data.dataset, "asked": data.asked, "reason": data.reason, "seq_len": settings.seq_len,
-        "tokens": settings.samples * settings.seq_len if needs_data else 0,
-        "heldout": heldout_windows(settings.samples if needs_data else 0) * settings.seq_len,
+        "tokens": settings.samples * settings.seq_len if data_used else 0,
+        "heldout": heldout_windows(settings.samples if data_used else 0) * settings.seq_len,
     }  # fmt: skip
     plan = make_plan(
         file.recipe, shapes, model.family, fmt,
         names=(source.name, file.name), calibration=calibration, suite=suite.name,
     )  # fmt: skip
-    if needs_data and words is not None and not plan.refusals:
+    if data_used and words is not None and not plan.refusals:
         with file.located():
             check_length(data, settings, words, heldout=heldout_windows(settings.samples), vocabulary=shapes.vocab_size)
     return Job(file, source, plan, data, suite, model, fmt, shapes.params, words)

@@ -20,7 +20,10 @@ from compress.plan import Plan
 from compress.recipe import Recipe
 
 _PACKAGE = Path(__file__).parent
-_SOURCES = ("numerics.py", "schemes.py", "shards.py", "artifact.py", "calibration/*.py", "formats/*.py", "models/*.py")
+_SOURCES = (
+    "activations.py", "numerics.py", "schemes.py", "shards.py", "artifact.py", "calibration/*.py", "formats/*.py",
+    "models/*.py",
+)  # fmt: skip
 _WORDS = ("tokenizer*", "vocab*", "merges*", "*.model", "special_tokens*", "added_tokens*", "chat_template*")
 
 

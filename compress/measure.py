@@ -195,7 +195,7 @@ def _fidelity(asked: Evaluation, progress: Progress) -> list[Row]:
         raise Skipped
     conditions = {
         "runtime": runtime, "dtype": "float32", "seq_len": asked.suite.text.seq_len,
-        "data": artifact.digest(asked.tokens_NT.tolist())[:16],
+        "data": artifact.digest(asked.tokens_NT.tolist())[:16], **artifact.coded_activations(asked.artifact),
     }  # fmt: skip
     return measure_fidelity(
         asked.base, asked.artifact, asked.tokens_NT.tolist(), task=asked.suite.text.name, conditions=conditions,
@@ -226,6 +226,7 @@ def _accuracy(asked: Evaluation, progress: Progress) -> list[Row]:
         "runtime": "hf", "device": "cpu", "dtype": dtype, "num_fewshot": 0, "chat_template": False,
         "window": WINDOW, "sample": asked.suite.accuracy.sample or "all",
         "data": artifact.digest([[name for _, name in pairs] for pairs in documents.values()])[:16],
+        **artifact.coded_activations(asked.artifact),
     }  # fmt: skip
     return accuracy_rows(base, found, asked.suite, conditions)
 

@@ -1,13 +1,17 @@
 """The arithmetic of quantization: parameters, rounding, packing. Pure functions of tensors.
 
-Codes are signed integers `q` in [-2^(b-1), 2^(b-1)-1] and a value is `(q - zero) * scale`, as in
-compressed-tensors; other formats shift into their own ranges when they are written. Scales are rounded to
-bfloat16, the precision in which they are stored, *before* the codes are chosen, so that what a solver
-minimises is what a loader will see.
+A value is `(q - zero) * scale`, as in compressed-tensors. Integer codes `q` are signed, in [-2^(b-1), 2^(b-1)-1]; other
+formats shift into their own ranges when they are written. A float code stands for itself: `q` is the number that
+E4M3 or E2M1 writes down, so that every line that works on integers works on floats too. Scales are rounded to the
+precision in which they are stored *before* the codes are chosen, so that what a solver minimises is what a loader
+will see: bfloat16; E4M3 below one scale of the tensor (NVFP4); a power of two (MXFP4).
 
-Left out: float codes (FP8, FP4), whose grids are not evenly spaced.
+E4M3 and E2M1 are those of the OCP's formats (OFP8 1.0, Microscaling 1.0): round to nearest, ties to even, saturating.
+
+Left out: E5M2, 6-bit floats, and MXFP8.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.schemes import QuantArgs
+from compress.schemes import E2M1_MAX, E4M3_MAX, QuantArgs
 
 _TINY = 2.0**-100  # a group of zeros gets this scale: finite, positive, and its codes are zero
+_E4M3_TINY = 2.0**-9  # the smallest positive E4M3
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code; the fourth bit is the sign
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,15 @@ class QuantizedWeight:
     """A coded weight.
 
     Attributes:
-        q_OI: int8 codes [O, I].
-        scale: float32 [O, G] (G = 1 for channel; [1, 1] for tensor), each a bfloat16 value.
+        q_OI: codes [O, I] in the dtype of `code_dtype`: int8, or for floats the numbers themselves in float8_e4m3fn
+            (which holds E2M1 exactly).
+        scale: float32 [O, G] (G = 1 for channel; [1, 1] for tensor), in the precision in which it is stored; the rows
+            of a block have equal scales. The value of a code is `(q - zero) * scale`, whatever the strategy.
         zero: int8 [O, G] zero points in the codes' range, None when symmetric.
         loss: the solver's own objective, for the record; not comparable between methods.
         notes: named numerical fallbacks that were taken, for the report.
+        global_scale: float32 [1], strategy "tensor_group" only: `scale` is an E4M3 number divided by it.
+        input_scale: float32 [1], for static input activations: what their codes are multiplied with.
     """
 
     q_OI: Tensor
@@ -38,6 +48,19 @@ class QuantizedWeight:
     zero: Tensor | None
     loss: float = 0.0
     notes: tuple[str, ...] = ()
+    global_scale: Tensor | None = None
+    input_scale: Tensor | None = None
+
+    def rows(self, start: int, end: int) -> "QuantizedWeight":
+        """The part of a weight that was solved stacked with others."""
+        scale, zero = (t if t is None or len(t) == 1 else t[start:end] for t in (self.scale, self.zero))
+        assert scale is not None
+        return QuantizedWeight(self.q_OI[start:end], scale, zero, global_scale=self.global_scale)
+
+
+def code_dtype(args: QuantArgs) -> torch.dtype:
+    """The dtype of codes in memory, one byte each."""
+    return torch.int8 if args.type == "int" else torch.float8_e4m3fn
 
 
 def round_scale(scale: Tensor) -> Tensor:
@@ -45,20 +68,51 @@ def round_scale(scale: Tensor) -> Tensor:
     return scale.clamp_min(_TINY).bfloat16().float()
 
 
-def qparams(low: Tensor, high: Tensor, args: QuantArgs) -> tuple[Tensor, Tensor | None]:
+def tensor_scale(w_OI: Tensor, args: QuantArgs) -> Tensor | None:
+    """The global scale float32 [1] of a weight with strategy "tensor_group", else None.
+
+    It maps the largest value onto the largest scale times the largest code, as compressed-tensors does; rounded to
+    bfloat16, so that a loader may keep it in either precision.
+    """
+    if args.strategy != "tensor_group":
+        return None
+    return round_scale(E4M3_MAX * E2M1_MAX / w_OI.abs().max().clamp_min(_TINY)).view(1)
+
+
+def power_of_two_scale(largest: Tensor) -> Tensor:
+    """MXFP4's scale of groups with these largest magnitudes, a power of two, float32 of the same shape.
+
+    The largest value's exponent less two, E2M1's own; one more where the value would still exceed 7 codes
+    (compressed-tensors' rule; Microscaling 1.0 never adds one, and clips up to 8 codes to 6).
+    """
+    mantissa, exponent = torch.frexp(largest.clamp_min(_TINY))  # mantissa in [1/2, 1)
+    exponent = exponent - 3 + (mantissa >= 0.875)
+    return torch.ldexp(torch.ones_like(mantissa), exponent)
+
+
+def qparams(
+    low: Tensor, high: Tensor, args: QuantArgs, global_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point that map [low, high] onto the codes.
 
-    Symmetric: the scale is max(|low|, |high|) / ((2^b - 1) / 2). Asymmetric: the range is stretched to hold
-    zero, so that zero is exact.
+    Symmetric: the scale is max(|low|, |high|) / ((2^b - 1) / 2), for floats over the largest code. Asymmetric: the
+    range is stretched to hold zero, so that zero is exact.
 
     Args:
         low, high: float32 tensors of one shape, the ends of each range.
+        global_scale: `tensor_scale`, with strategy "tensor_group".
     Returns:
         scale float32 and zero int8 (None when symmetric), of that shape.
     """
     if args.symmetric:
-        scale = torch.maximum(low.abs(), high.abs()) / ((args.qmax - args.qmin) / 2)
-        return round_scale(scale), None
+        largest = torch.maximum(low.abs(), high.abs())
+        if args.scale_kind == "e8m0":
+            return power_of_two_scale(largest), None
+        scale = largest / ((args.qmax - args.qmin) / 2)
+        if args.scale_kind == "bfloat16":
+            return round_scale(scale), None
+        assert global_scale is not None, "`tensor_scale` comes first"
+        return _round_e4m3((scale * global_scale).clamp_min(_E4M3_TINY)) / global_scale, None
     low, high = low.clamp_max(0), high.clamp_min(0)
     scale = round_scale((high - low) / (args.qmax - args.qmin))
     zero = (args.qmin - low / scale).round().clamp(args.qmin, args.qmax)
@@ -67,7 +121,26 @@ def qparams(low: Tensor, high: Tensor, args: QuantArgs) -> tuple[Tensor, Tensor 
 
 def quantize(w: Tensor, scale: Tensor, zero: Tensor | float, args: QuantArgs) -> Tensor:
     """Nearest codes of `w` as float32; `scale` and `zero` broadcast against it."""
+    if args.type == "float":
+        return _round_e4m3(w / scale) if args.num_bits == 8 else _round_e2m1(w / scale)
     return w.div(scale).add_(zero).round_().clamp_(args.qmin, args.qmax)
+
+
+def _round_e4m3(x: Tensor) -> Tensor:
+    """The nearest E4M3 number, ties to even, saturating; NaN stays NaN."""
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(x.dtype)
+
+
+def _round_e2m1(x: Tensor) -> Tensor:
+    """The nearest E2M1 number, ties to even, saturating; NaN stays NaN.
+
+    Its numbers are 0.5 apart below 2, 1 apart below 4, and 2 apart up to 6: in units of that step an even mantissa
+    is an even integer.
+    """
+    x = x.clamp(-E2M1_MAX, E2M1_MAX)
+    magnitude = x.abs()
+    step = 0.5 + 0.5 * (magnitude >= 2) + (magnitude >= 4)
+    return x.div_(step).round_().mul_(step)
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
@@ -78,6 +151,59 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
     if weight.zero is not None:
         q_OGi = q_OGi - weight.zero.float().unsqueeze(-1)
     return (q_OGi * weight.scale.unsqueeze(-1)).view(out_features, in_features)
+
+
+def quantize_activations(x: Tensor, args: QuantArgs, scale: Tensor | None = None) -> Tensor:
+    """The values that a layer with quantized inputs sees of `x` [..., I]: coded and decoded, in the dtype of `x`.
+
+    Dynamic scales are max |x| over the largest code ((2^b - 1) / 2 for integers) of each token or group, in
+    float32; runtimes that find them in bfloat16, or divide by 127, differ by that rounding.
+
+    Args:
+        args: strategy "token" or "group", dynamic; or "tensor", static.
+        scale: float32 [1], the static scale.
+    """
+    x_Gi = x.float().view(*x.shape[:-1], -1, args.span(x.shape[-1]))
+    if args.dynamic:
+        scale = x_Gi.abs().amax(-1, keepdim=True) / ((args.qmax - args.qmin) / 2)
+        scale = scale.clamp_min(_TINY)
+    assert scale is not None, "a static scale is measured first"
+    return quantize(x_Gi, scale, 0.0, args).mul_(scale).flatten(-2).to(x.dtype)
+
+
+def static_scale(largest: Tensor, args: QuantArgs) -> Tensor:
+    """The static scale float32 [1] of activations whose largest magnitude is `largest`, a number."""
+    return round_scale(largest.float() / ((args.qmax - args.qmin) / 2)).view(1)
+
+
+def pack_fp4(q_OI: Tensor) -> Tensor:
+    """E2M1 numbers, two codes a byte along the last dimension, the first in the low half.
+
+    Args:
+        q_OI: E2M1 numbers [O, I] in any float dtype, I even.
+    Returns:
+        uint8 [O, I/2].
+    """
+    q_OI = q_OI.float()
+    thresholds = torch.tensor([(a + b) / 2 for a, b in itertools.pairwise(_E2M1)])
+    code_OI = torch.bucketize(q_OI.abs(), thresholds) + 8 * torch.signbit(q_OI)
+    return (code_OI[:, ::2] + 16 * code_OI[:, 1::2]).to(torch.uint8)
+
+
+def unpack_fp4(packed: Tensor) -> Tensor:
+    """Inverse of `pack_fp4`: float8_e4m3fn [O, I] from uint8 [O, I/2]."""
+    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1).to(torch.int64)
+    return torch.tensor([*_E2M1, *(-value for value in _E2M1)])[codes].to(torch.float8_e4m3fn)
+
+
+def pack_e8m0(scale: Tensor) -> Tensor:
+    """Powers of two as biased exponents, uint8 of the same shape."""
+    return (torch.frexp(scale).exponent + 126).to(torch.uint8)
+
+
+def unpack_e8m0(code: Tensor) -> Tensor:
+    """Inverse of `pack_e8m0`: float32."""
+    return torch.ldexp(torch.ones(code.shape), code.to(torch.int32) - 127)
 
 
 def pack_int32(q: Tensor, num_bits: int) -> Tensor:

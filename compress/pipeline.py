@@ -30,6 +30,7 @@ from compress.models.load import (
 from compress.plan import Plan
 from compress.plan_text import show_bytes
 from compress.recipe import method_of
+from compress.schemes import KV_CACHES
 from compress.verify import Request, Unverified, verify
 from compress.windows import is_done, keep_windows, tokens_of
 
@@ -162,7 +163,8 @@ def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> t
     method = method_of(step)
     spec = WalkSpec(
         schemes=job.plan.schemes(), encode=job.format.encode, decode=job.format.decode,
-        sequential=job.plan.sequential, dtype=calibration_dtype(),
+        sequential=job.plan.sequential, dtype=calibration_dtype(), gram=job.plan.statistics == "gram",
+        kv_cache=KV_CACHES.get(job.plan.kv_cache or ""),
     )  # fmt: skip
     tokens = (windows.tokens_NT, windows.heldout_NT)
     for block in walk(job.model, tokens, spec, state, lambda done, total: progress("blocks", done, total)):
@@ -193,7 +195,7 @@ def _close(job: Job, windows: Windows, folder: Path, state: State) -> dict[str, 
     artifact.remove_proof(folder)
     schemes = job.plan.schemes()
     ignore = [row.name for row in job.plan.rows if row.scheme is None]
-    settings = job.format.config(schemes, ignore)
+    settings = job.format.config(schemes, ignore, KV_CACHES.get(job.plan.kv_cache or ""))
     artifact.assemble(folder, weights_folder(job.source), job.source.config, state, settings, job.model.family)
     replace(folder / "recipe.yaml", job.recipe.text.encode())
     artifact.write_json(folder / "plan.json", job.plan.document())
@@ -220,11 +222,12 @@ def _bit_rows(job: Job) -> list[Row]:
     coded = [r for r in job.plan.rows if r.scheme]
     bits = 8 * sum(r.bytes_before for r in coded) / sum(r.shape[0] * r.shape[1] for r in coded)
     kv = job.plan.kv_bytes_per_token
+    kv_after = kv // 2 if job.plan.kv_cache else kv
     return [
         row("bpw", "base", "checkpoint", bits),
         row("bpw", "artifact", "checkpoint", job.plan.bpw),
         row("kv_bytes_per_token", "base", "checkpoint", kv),
-        row("kv_bytes_per_token", "artifact", "checkpoint", kv),
+        row("kv_bytes_per_token", "artifact", "checkpoint", kv_after),
     ]
 
 

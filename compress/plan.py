@@ -15,13 +15,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compress.activations import attentions
 from compress.formats import FORMATS
 from compress.formats.base import Format
 from compress.methods.base import StepConfig
 from compress.models.family import ModelFamily
 from compress.models.shapes import ModelShapes
-from compress.recipe import Recipe, method_of, scheme_of
-from compress.schemes import DENSE, Scheme, weight_bytes
+from compress.recipe import Recipe, method_of, needs_data, scheme_of
+from compress.schemes import DENSE, PRESETS, Scheme, misfit, weight_bytes
 from compress.tables import resolve
 
 SUSPENDED_LIMIT = 2 << 30  # bytes of activations that a suspended forward pass may hold
@@ -61,6 +62,7 @@ class Plan:
     loaders: tuple[str, ...]
     memory_bytes: int
     disk_bytes: int
+    kv_cache: str | None = None
     notes: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
 
@@ -125,6 +127,8 @@ def make_plan(
     _check_format(rows, fmt, draft)
     _check_transposed(rows, shapes, fmt, draft)
     _check_fused(rows, family, draft)
+    if recipe.kv_cache:
+        _check_cache(shapes, fmt, draft)
     coded = [row for row in rows if row.scheme is not None]
     if 0 < shapes.max_position < calibration["seq_len"]:
         draft.refusals.append(
@@ -137,7 +141,8 @@ def make_plan(
     before = shapes.param_bytes * shapes.other_params + sum(row.bytes_before for row in rows)
     saved = sum(row.bytes_before - row.bytes_after for row in coded)
     bits = 8 * sum(row.bytes_after for row in coded)
-    sequential = method.statistics is None or suspended_bytes(shapes, calibration) <= SUSPENDED_LIMIT
+    data = needs_data(recipe)
+    sequential = not data or suspended_bytes(shapes, calibration) <= SUSPENDED_LIMIT
     return Plan(
         model=names[0],
         recipe=names[1],
@@ -147,13 +152,14 @@ def make_plan(
         bytes_after=before - saved,
         bpw=bits / max(1, sum(row.shape[0] * row.shape[1] for row in coded)),
         kv_bytes_per_token=shapes.kv_bytes_per_token,
-        statistics=method.statistics or "none",
+        statistics=method.statistics or ("absmax" if data else "none"),
         sequential=sequential,
         calibration=calibration,
         loaders=fmt.loaders,
         suite=suite or recipe.evaluate.suite,
-        memory_bytes=_memory(shapes, calibration, method.statistics is not None, sequential),
-        disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, method.statistics is not None),
+        memory_bytes=_memory(shapes, calibration, method.statistics or data, sequential),
+        disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, data),
+        kv_cache=recipe.kv_cache,
         notes=tuple(draft.notes),
         refusals=tuple(draft.refusals),
     )
@@ -164,10 +170,18 @@ def _resolve_groups(step: StepConfig, shapes: ModelShapes, draft: _Draft) -> Sch
     scheme = scheme_of(step.scheme)
     if scheme is None:
         return None
+    targets = [(n, s) for n, s in shapes.linears if not _ignored(n, step) and _override(n, step) is None]
+    if not scheme.regroups:
+        if step.group_size not in (None, scheme.weights.group_size):
+            draft.refusals.append(
+                f"group_size {step.group_size} does not go with {scheme.text}, whose grain is the format's own; "
+                "leave group_size out"
+            )
+        _check_fit(scheme, targets, draft)
+        return scheme
     asked = step.group_size or scheme.weights.group_size
     if asked is None:
         return scheme
-    targets = [(n, s) for n, s in shapes.linears if not _ignored(n, step) and _override(n, step) is None]
     for size in (asked, *step.group_fallback):
         if all(in_features % size == 0 for _, (_, in_features) in targets):
             if size != asked:
@@ -185,6 +199,19 @@ def _resolve_groups(step: StepConfig, shapes: ModelShapes, draft: _Draft) -> Sch
         + (f"use group_size or group_fallback {choices}" if choices else "use a scheme per channel")
     )
     return scheme.with_group_size(asked)
+
+
+def _check_fit(scheme: Scheme, targets: Sequence[tuple[str, tuple[int, int]]], draft: _Draft) -> None:
+    """Refuses a scheme with a grain of its own where that does not divide a weight."""
+    odd = [(name, why) for name, shape in targets if (why := misfit(scheme, shape))]
+    if odd:
+        kind = scheme.weights.type
+        fit = [n for n, s in PRESETS.items() if s.weights.type == kind and not any(misfit(s, t) for _, t in targets)]
+        name, why = odd[0]
+        draft.refusals.append(
+            f"{len(odd)} weights cannot be {scheme.text} (such as {name}: {why}); "
+            f"use {' or '.join(fit)}, or `overrides` for these weights"
+        )
 
 
 def _row(
@@ -205,12 +232,15 @@ def _row(
     elif override is not None:
         scheme = scheme_of(override)
         reason = "override" if scheme else "left dense by an override"
-        size = scheme.weights.group_size if scheme else None
+        size = scheme.weights.group_size if scheme and scheme.regroups else None
         fits = next((g for g in (size, *step.group_fallback) if g and shape[1] % g == 0), None)
+        why = misfit(scheme, shape) if scheme else None
         if scheme and size and fits:
             scheme = scheme.with_group_size(fits)
         elif size:
             draft.refusals.append(f"{name} is {shape[1]} wide, which its override's group size {size} does not divide")
+        elif why:
+            draft.refusals.append(f"{name} cannot have its override's scheme: {why}")
     if scheme and not name.startswith(family.blocks + "."):
         why = "its weights are the embedding's" if tied and name == family.head else "only blocks are quantized"
         draft.refusals.append(f"{name} cannot be quantized: {why}; add it to `ignore`")
@@ -256,7 +286,11 @@ def _nearest_name(pattern: str, rows: Sequence[PlanRow]) -> str:
 
 
 def _check_format(rows: Sequence[PlanRow], fmt: Format, draft: _Draft) -> None:
-    for scheme in dict.fromkeys(row.scheme for row in rows if row.scheme):
+    schemes = list(dict.fromkeys(row.scheme for row in rows if row.scheme))
+    together = fmt.can_mix(schemes)
+    if together:
+        draft.refusals.append(f"format {fmt.name} cannot hold these schemes together: {together}")
+    for scheme in schemes:
         why = fmt.can_write(scheme)
         if why:
             others = [name for name in FORMATS if resolve(FORMATS, name, kind="format").can_write(scheme) is None]
@@ -294,6 +328,18 @@ def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) ->
                     break
 
 
+def _check_cache(shapes: ModelShapes, fmt: Format, draft: _Draft) -> None:
+    """Refuses a quantized cache where it cannot be said, or where no keys and values of each block are found."""
+    if not fmt.holds_cache:
+        draft.refusals.append(f"kv_cache: format {fmt.name} has no words for a quantized cache; leave kv_cache out")
+    found = len(attentions(name for name, _ in shapes.linears))
+    if found != shapes.block_count:
+        draft.refusals.append(
+            f"kv_cache: {found} of {shapes.block_count} blocks have an attention layer that projects keys (k_proj or "
+            "qkv_proj); leave kv_cache out"
+        )
+
+
 def suspended_bytes(shapes: ModelShapes, calibration: dict[str, Any]) -> int:
     """Bytes that stay alive while every batch waits in front of the attention's output or the widest layer.
 
@@ -307,11 +353,11 @@ def suspended_bytes(shapes: ModelShapes, calibration: dict[str, Any]) -> int:
     return int(calibration["tokens"] * (4 * 2 * shapes.hidden_size + max(attention, 2 * widest)))
 
 
-def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: bool, sequential: bool) -> int:
+def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: str | bool, sequential: bool) -> int:
     """Peak resident bytes of the walk: the program, a block (stored and float32), its statistics."""
     inside = [shape for name, shape in shapes.linears if name != shapes.head]
     block_params = sum(o * i for o, i in inside) // max(1, shapes.block_count)
-    solve = max(((5 * 4 * i * i if statistics else 0) + 24 * o * i for o, i in inside), default=0)
+    solve = max(((5 * 4 * i * i if statistics == "gram" else 0) + 24 * o * i for o, i in inside), default=0)
     held = suspended_bytes(shapes, calibration) if statistics and sequential else 0
     embedding = 2 * shapes.vocab_size * shapes.hidden_size
     head = 4 * shapes.vocab_size * (shapes.hidden_size + 4 * 64)

@@ -64,7 +64,7 @@ def plan_text(plan: Plan, cost: str = "") -> str:
     facts = [
         ("size", f"{show_bytes(plan.bytes_before)} → {show_bytes(plan.bytes_after)}"),
         ("bits per quantized weight", f"{plan.bpw:.3f}"),
-        ("KV cache per token", show_bytes(plan.kv_bytes_per_token)),
+        ("KV cache per token", _cache_text(plan)),
         ("statistics", statistics),
         ("calibration data", f"{data['dataset']}{asked}" if plan.statistics != "none" else "none needed"),
         ("calibration tokens", f"{data['tokens']:,} and {data['heldout']:,} held out"),
@@ -77,6 +77,11 @@ def plan_text(plan: Plan, cost: str = "") -> str:
     lines += [line for note in plan.notes for line in _fact("note", note)]
     lines += [line for refusal in plan.refusals for line in _fact("REFUSED", refusal)]
     return "\n".join(lines)
+
+
+def _cache_text(plan: Plan) -> str:
+    before = show_bytes(plan.kv_bytes_per_token)
+    return f"{before} → {show_bytes(plan.kv_bytes_per_token // 2)} ({plan.kv_cache})" if plan.kv_cache else before
 
 
 def _fact(key: str, value: str) -> list[str]:

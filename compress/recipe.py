@@ -55,7 +55,7 @@ class Recipe(BaseModel):
     summary: str
     steps: tuple[StepConfig, ...]
     calibration: Calibration = Calibration()
-    kv_cache: None = None
+    kv_cache: Literal["FP8"] | None = None
     format: str = "compressed-tensors"
     evaluate: Evaluate = Evaluate()
 
@@ -74,14 +74,20 @@ def price(recipe: Recipe) -> dict[str, Any]:
     """What a recipe costs whatever the model: bits of a coded weight (4096 × 4096), tokens, the suite."""
     step = recipe.solver
     scheme = scheme_of(step.scheme)
-    if scheme and step.group_size and scheme.weights.group_size:
+    if scheme and step.group_size and scheme.weights.group_size and scheme.regroups:
         scheme = scheme.with_group_size(step.group_size)
-    needs_data = any(method_of(s).statistics for s in recipe.steps)
     return {
         "bits_per_weight": 8 * weight_bytes(scheme, (4096, 4096)) / 4096**2,
-        "calibration_tokens": recipe.calibration.samples * recipe.calibration.seq_len if needs_data else 0,
+        "calibration_tokens": recipe.calibration.samples * recipe.calibration.seq_len if needs_data(recipe) else 0,
         "suite": recipe.evaluate.suite,
     }
+
+
+def needs_data(recipe: Recipe) -> bool:
+    """Whether calibration tokens are needed: by a method, or for static scales of a scheme or the cache."""
+    schemes = [scheme_of(s) for step in recipe.steps for s in (step.scheme, *(o.scheme for o in step.overrides))]
+    static = recipe.kv_cache is not None or any(s and s.static_inputs for s in schemes)
+    return static or any(method_of(step).statistics for step in recipe.steps)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ ROOT = Path(compress.__file__).parent
 # The one import order: a module imports only from the lines above it, or to its left.
 ORDER = """
 errors files paths tables workers
-schemes numerics
+schemes numerics activations
 evaluation evaluation.memory evaluation.metrics
 methods methods.base methods.scale_search methods.rtn methods.gptq
 formats formats.base formats.compressed_tensors formats.dense

@@ -10,6 +10,7 @@ from compress import numerics
 from compress.methods.scale_search import minmax_qparams
 from compress.numerics import (
     QuantizedWeight,
+    code_dtype,
     dequantize,
     pack_int32,
     qparams,
@@ -32,7 +33,7 @@ def coded(w_OI: Tensor, args: QuantArgs) -> QuantizedWeight:
     w_OGi = w_OI.view(len(w_OI), scale.shape[-1], -1)
     shift = 0.0 if zero is None else zero.float().unsqueeze(-1)
     q_OGi = quantize(w_OGi, scale.unsqueeze(-1), shift, args)
-    return QuantizedWeight(q_OGi.to(torch.int8).view(w_OI.shape), scale, zero)
+    return QuantizedWeight(q_OGi.to(code_dtype(args)).view(w_OI.shape), scale, zero)
 
 
 @settings(max_examples=60, deadline=None)
@@ -139,15 +140,18 @@ def test_round_scale_keeps_bfloat16_values_and_lifts_zero() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_uses_its_range_and_stays_in_it(name: str) -> None:
     args = PRESETS[name].weights
-    w_OI = draw((16, 256), 0)
+    w_OI = draw((256, 256), 0)
     weight = coded(w_OI, args)
-    assert weight.q_OI.dtype == torch.int8
-    assert (int(weight.q_OI.min()), int(weight.q_OI.max())) == (args.qmin, args.qmax)
-    assert args.qmax - args.qmin + 1 == 2**args.num_bits
-    assert weight.scale.shape == (16, 256 // (args.group_size or 256))
+    assert weight.q_OI.dtype == code_dtype(args)
+    q_OI = weight.q_OI.float()
+    if args.strategy != "tensor":
+        assert (float(q_OI.min()), float(q_OI.max())) == (args.qmin, args.qmax)
+    assert float(q_OI.abs().max()) >= args.qmax
+    assert args.type == "float" or args.qmax - args.qmin + 1 == 2**args.num_bits
+    assert weight.scale.shape == ((1, 1) if args.strategy == "tensor" else (256, 256 // args.span(256)))
     assert (weight.zero is None) == args.symmetric
     relative = float((dequantize(weight) - w_OI).square().mean().sqrt())
-    assert relative < {2: 0.8, 3: 0.3, 4: 0.15, 8: 0.01}[args.num_bits]
+    assert relative < {2: 0.8, 3: 0.3, 4: 0.15, 8: 0.03}[args.num_bits]
 
 
 def test_quantize_leaves_its_input() -> None:

@@ -69,7 +69,8 @@ def test_conformance(
     family: str, scheme: str, method: str, tied: bool,
     tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Request],
 ) -> None:  # fmt: skip
-    model = tiny(family, tied=tied)
+    blocks = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 32}
+    model = tiny(family, tied=tied, **(blocks if PRESETS[scheme].weights.block_structure else {}))
     fmt = "dense" if family == "gpt2" else "compressed-tensors"
     outcome = run(write_recipe(tmp_path, text, scheme=scheme, method=method, fmt=fmt), model, tmp_path / "out")
     found = outcome.report["verified"]

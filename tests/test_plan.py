@@ -118,6 +118,48 @@ def test_an_override_s_group_is_checked_too() -> None:
     assert re.search(r"model\.layers\.1\.self_attn\.q_proj is 64 wide.*128", refusal)
 
 
+@pytest.mark.parametrize("scheme", ["NVFP4A16", "FP8_DYNAMIC", "W8A8"])
+def test_a_grain_that_is_the_formats_own_is_not_changed(scheme: str) -> None:
+    (refusal,) = plan_of(f"{{method: rtn, scheme: {scheme}, group_size: 64}}").refusals
+    assert "group_size 64 does not go with" in refusal
+    assert "leave group_size out" in refusal
+
+
+def test_blocks_that_do_not_divide_are_refused_with_widths_and_choices() -> None:
+    (refusal,) = plan_of("{method: rtn, scheme: FP8_BLOCK}", shapes(hidden=576)).refusals
+    assert "14 weights cannot be float8 block 128×128" in refusal
+    assert "model.layers.0.self_attn.q_proj" in refusal
+    assert "576 rows and 576 columns" in refusal
+    assert "use FP8 or FP8_DYNAMIC or NVFP4A16 or MXFP4A16" in refusal
+    (refusal,) = plan_of("{method: rtn, scheme: MXFP4A16}", shapes(hidden=80)).refusals
+    assert "group_size 32 does not divide its input width 80" in refusal
+    assert "NVFP4A16" in refusal
+    step = "{method: rtn, scheme: W8A16, overrides: [{match: '*.0.mlp.up_proj', scheme: FP8_BLOCK}]}"
+    (refusal,) = plan_of(step).refusals
+    assert re.search(r"layers\.0\.mlp\.up_proj cannot have its override's scheme: block_structure", refusal)
+
+
+@pytest.mark.parametrize(
+    ("step", "statistics"),
+    [
+        ("{method: rtn, scheme: FP8_DYNAMIC}", "none"),
+        ("{method: rtn, scheme: FP8}", "absmax"),
+        ("{method: rtn, scheme: W8A16, overrides: [{match: up_proj, scheme: W8A8_STATIC}]}", "absmax"),
+        ("{method: gptq, scheme: W8A8_STATIC}", "gram"),
+    ],
+)
+def test_static_activations_need_data_and_nothing_else_does(step: str, statistics: str) -> None:
+    plan = plan_of(step)
+    assert (plan.refusals, plan.statistics) == ((), statistics)
+
+
+def test_asymmetric_weights_stand_alone() -> None:
+    step = "{method: rtn, scheme: W8A16, overrides: [{match: up_proj, scheme: W4A16_ASYM}], group_fallback: [64]}"
+    (refusal,) = plan_of(step).refusals
+    assert "asymmetric weights beside another scheme" in refusal
+    assert plan_of(step, format="dense").refusals == ()
+
+
 # ---- overrides and what is left alone
 
 
@@ -188,10 +230,9 @@ def test_the_default_ignore_suits_a_model_without_a_head() -> None:
         ("{weights: {num_bits: 4, strategy: tensor}}", "compressed-tensors", "int4 sym tensor.*whole tensor"),
         (
             "{weights: {num_bits: 8}, input_activations: {num_bits: 8, strategy: token, dynamic: true}}",
-            "compressed-tensors",
+            "dense",
             "int8 sym channel . act int8 token.*activations",
         ),
-        ("{weights: {num_bits: 8}, input_activations: {num_bits: 8}}", "dense", "activations"),
     ],
 )
 def test_a_scheme_that_the_format_cannot_hold_is_refused(scheme: str, format: str, words: str) -> None:

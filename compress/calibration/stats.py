@@ -43,3 +43,23 @@ class Gram:
             corner.copy_(corner.triu() + corner.triu(1).t())
             mean_II[end:, start:end] = mean_II[start:end, end:].t()
         return mean_II
+
+
+class InputStatistics:
+    """What is gathered of an input that several layers read.
+
+    Attributes:
+        gram: the Gram matrix, None when nobody asks for it.
+        largest: the largest magnitude, float32 scalar; zero when no token was seen.
+    """
+
+    def __init__(self, in_features: int, gram: bool) -> None:
+        self.gram = Gram(in_features) if gram else None
+        self.largest = torch.zeros(())
+
+    def update(self, x: Tensor) -> None:
+        """Adds inputs [..., I]; padding must have been taken out."""
+        if self.gram is not None:
+            self.gram.update(x)
+        if x.numel():
+            self.largest = torch.maximum(self.largest, x.abs().amax().float())

@@ -15,11 +15,16 @@ sublayers before ("true sequential"), and leaves the block's output behind. Wher
 the original block gathers all statistics and a second through the finished block makes its output; which of
 the two is decided in the plan, not here.
 
-This is the only file with hooks. Left out: a base chain for the calibration tokens (no method asks for it yet)
-and padded batches (windows are cut from running text and are always full).
+Layers whose scheme quantizes their inputs do so from the moment their weight is set, so the compressed chain computes
+as the format says; static scales come from the largest magnitude among the calibration inputs, gathered in the same
+pass.
+
+This file and `activations` are the only ones with hooks. Left out: a base chain for the calibration tokens (no method
+asks for it yet) and padded batches (windows are cut from running text and are always full).
 """
 
 import copy
+import dataclasses
 import json
 import os
 import time
@@ -34,14 +39,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from compress.activations import QuantizedCache, QuantizedInput, wire_cache, wire_inputs
 from compress.calibration.chain import Chain
-from compress.calibration.stats import Gram
+from compress.calibration.stats import InputStatistics
 from compress.evaluation.memory import peak_rss_bytes
 from compress.files import replace, sync
 from compress.models.frame import output_of
 from compress.models.load import StreamedModel
-from compress.numerics import QuantizedWeight, bf16_products
-from compress.schemes import Scheme
+from compress.numerics import QuantizedWeight, bf16_products, static_scale
+from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
 
 BATCH_TOKENS = 2048  # tokens that go through a block at a time
 TRACE = "__trace__"  # a block file's extra tensor: held-out outputs at each window's last token, [H, D]
@@ -61,6 +67,8 @@ class WalkSpec:
         decode: the float32 weight [O, I] that a loader makes of those tensors.
         sequential: suspend the forward pass at each sublayer, or gather in a pass of its own.
         dtype: in which the calibration tokens are computed; the held-out ones always in float32.
+        gram: gather Gram matrices; without, only what static scales need.
+        kv_cache: how keys and values are coded in the cache, None when they are not.
     """
 
     schemes: Mapping[str, Scheme]
@@ -68,6 +76,8 @@ class WalkSpec:
     decode: Decode
     sequential: bool
     dtype: torch.dtype
+    gram: bool = True
+    kv_cache: QuantArgs | None = None
 
 
 @dataclass
@@ -80,6 +90,9 @@ class Block:
         twin: the block that the calibration tokens go through, in the walk's dtype.
         schemes: the schemes of its weights, by full name.
         tensors: checkpoint tensors of the weights that have been set.
+        inputs: the roundings of quantized inputs, in the module and the twin; off until a weight is set.
+        caches: the roundings of keys and values, in the module and the twin; off until all weights are set.
+        largest: the largest magnitude of calibration inputs, by the layers' names.
         record: losses and notes for the report.
     """
 
@@ -92,6 +105,9 @@ class Block:
     batches: list["_Batch"]
     calibration: Chain | None
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    inputs: list[dict[str, QuantizedInput]] = field(default_factory=list)
+    caches: list[dict[str, QuantizedCache]] = field(default_factory=list)
+    largest: dict[str, Tensor] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=lambda: {"loss": {}, "notes": {}})
     outputs_written: bool = False
 
@@ -113,30 +129,81 @@ class Block:
         start = 0
         for name in names:
             end = start + self.linear(name).out_features
-            scale, zero = (t if t is None or len(t) == 1 else t[start:end] for t in (coded.scale, coded.zero))
-            assert scale is not None
-            part = QuantizedWeight(coded.q_OI[start:end], scale, zero)
+            part = dataclasses.replace(coded.rows(start, end), input_scale=self._input_scale(name))
             stored = self.spec.encode(name, part, self.schemes[name])
             weight_OI = self.spec.decode(name, stored, self.schemes[name])
             self.linear(name).weight.data = weight_OI
             self._linear(self.twin, name).weight.data = weight_OI.to(self.spec.dtype)
             self.tensors.update(stored)
+            for wired in self.inputs:
+                if name in wired:
+                    wired[name].switch_on(part.input_scale)
             start = end
         self.record["loss"]["+".join(names)] = coded.loss
         if coded.notes:
             self.record["notes"]["+".join(names)] = list(coded.notes)
 
-    def sublayers(self) -> Iterator[tuple[list[str], Tensor]]:
-        """Weights that read the same input, in the order of execution, and that input's Gram matrix [I, I].
+    def _input_scale(self, name: str) -> Tensor | None:
+        """float32 [1] for a layer whose inputs have a static scale.
+
+        Raises:
+            ValueError: the inputs are not finite.
+        """
+        args = self.schemes[name].input_activations
+        if args is None or args.dynamic:
+            return None
+        largest = self.largest.get(name, torch.zeros(()))
+        if not bool(largest.isfinite()):
+            raise ValueError(f"the inputs of {name} hold values that are not finite")
+        if not bool(largest):
+            self.record["notes"][name] = ["input_scale: only zeros were seen, so 1 stands for the largest"]
+            largest = torch.ones(())
+        return static_scale(largest, args)
+
+    def in_order(self) -> Iterator[list[str]]:
+        """Weights that read the same input, in the order of execution; every weight is in one group.
 
         The weights of a group must be set before the next group is asked for.
         """
+        seen: list[str] = []
+        for names in self.groups if self.calibration is None else (names for names, _ in self._visited()):
+            seen += names
+            yield names
+        yield from ([name] for name in self.schemes if name not in seen)
+
+    def sublayers(self) -> Iterator[tuple[list[str], Tensor]]:
+        """As `in_order`, each group with its input's Gram matrix [I, I]."""
+        for names, found in self._visited():
+            assert found.gram is not None, "the method declared no Gram matrix"
+            yield names, found.gram.matrix()
+
+    def _visited(self) -> Iterator[tuple[list[str], InputStatistics]]:
         assert self.calibration is not None, "the method declared no statistics"
-        return self._suspended() if self.spec.sequential else self._gathered()
+        for names, found in self._suspended() if self.spec.sequential else self._gathered():
+            self.largest.update(dict.fromkeys(names, found.largest))
+            yield names, found
+
+    def _statistics(self, names: list[str]) -> InputStatistics:
+        return InputStatistics(self.linear(names[0]).in_features, self.spec.gram)
 
     def _read(self, batch: "_Batch") -> Tensor:
         assert self.calibration is not None
         return self.calibration.read(batch.start, batch.end).to(self.spec.dtype)
+
+    def quantize_cache(self) -> None:
+        """Fixes the scales of keys and values by what the calibration pass saw, and switches their rounding on.
+
+        Raises:
+            ValueError: they are not finite.
+        """
+        for name, watched in (self.caches[-1] if self.caches else {}).items():
+            if not all(bool(largest.isfinite()) for largest in watched.largest):
+                raise ValueError(f"the keys or values of {name} hold values that are not finite")
+            keys, values = (static_scale(largest, watched.args) for largest in watched.largest)
+            for part, scale in zip(CACHE_SCALES, (keys, values), strict=True):
+                self.tensors[f"{name}.{part}"] = scale.to(torch.bfloat16)
+            for wired in self.caches:
+                wired[name].switch_on((keys, values))
 
     def rerun(self) -> None:
         """Makes the calibration chain's output by a pass through the finished block, unless it is there."""
@@ -146,7 +213,7 @@ class Block:
             with bf16_products():
                 self.calibration.write(batch.start, _forward(self.twin, self._read(batch), batch.kwargs))
 
-    def _suspended(self) -> Iterator[tuple[list[str], Tensor]]:
+    def _suspended(self) -> Iterator[tuple[list[str], InputStatistics]]:
         def forward(batch: _Batch) -> Tensor:
             return output_of(self.twin(self._read(batch), **batch.kwargs))
 
@@ -157,31 +224,32 @@ class Block:
             parent.switch(inputs[0])
             _restore(inputs[0], parked)
 
-        hooks = [self._linear(self.twin, names[0]).register_forward_pre_hook(suspend) for names in self.groups]
+        first = [self._linear(self.twin, names[0]) for names in self.groups]
+        hooks = [linear.register_forward_pre_hook(suspend, prepend=True) for linear in first]  # before any rounding
         runs = [(batch, greenlet(forward)) for batch in self.batches]
         try:
             for names in self.groups:
-                gram = Gram(self.linear(names[0]).in_features)
+                found = self._statistics(names)
                 for batch, run in runs:
                     waiting = _advance(run, batch)
-                    gram.update(waiting)
+                    found.update(waiting)
                     _empty(waiting)
-                yield names, gram.matrix()
+                yield names, found
             assert self.calibration is not None
             for batch, run in runs:
                 self.calibration.write(batch.start, _advance(run, batch))
-            self.outputs_written = True
+            self.outputs_written = not self.caches  # they were not quantized yet
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _gathered(self) -> Iterator[tuple[list[str], Tensor]]:
-        grams = [Gram(self.linear(names[0]).in_features) for names in self.groups]
+    def _gathered(self) -> Iterator[tuple[list[str], InputStatistics]]:
+        statistics = [self._statistics(names) for names in self.groups]
         hooks = [
             self._linear(self.twin, names[0]).register_forward_pre_hook(
-                lambda _, inputs, gram=gram: gram.update(inputs[0])
+                lambda _, inputs, found=found: found.update(inputs[0])
             )
-            for names, gram in zip(self.groups, grams, strict=True)
+            for names, found in zip(self.groups, statistics, strict=True)
         ]
         assert self.calibration is not None
         try:
@@ -190,8 +258,7 @@ class Block:
         finally:
             for hook in hooks:
                 hook.remove()
-        for names, gram in zip(self.groups, grams, strict=True):
-            yield names, gram.matrix()
+        yield from zip(self.groups, statistics, strict=True)
 
 
 @dataclass(frozen=True)
@@ -332,6 +399,9 @@ def walk(
         groups = _base_pass(module, name, schemes, state.base, batches["heldout"])
         twin = module if spec.dtype == torch.float32 else copy.deepcopy(module).to(spec.dtype)
         block = Block(name, module, twin, schemes, spec, groups, batches["calibration"], state.calibration)
+        block.inputs = [wire_inputs(part, name, schemes) for part in dict.fromkeys((module, twin))]
+        if spec.kv_cache is not None:
+            block.caches = [wire_cache(part, name, spec.kv_cache) for part in dict.fromkeys((module, twin))]
         yield block
         missing = [n for n in schemes if not any(t.startswith(n + ".") for t in block.tensors)]
         assert not missing, f"the step left {missing} unset"
@@ -403,6 +473,7 @@ def _base_pass(
 
 def _finish(block: Block, index: int, model: StreamedModel, state: State, heldout: list[_Batch]) -> None:
     """Runs the compressed chain through the finished block, writes the block, commits."""
+    block.quantize_cache()
     block.rerun()
     error = total = 0.0
     last = []

@@ -1,13 +1,15 @@
 """What an on-disk format is: a pair of pure codecs, a predicate and the words for config.json."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from compress.numerics import QuantizedWeight
-from compress.schemes import Scheme
+from compress.schemes import QuantArgs, Scheme
+
+INPUT_SCALE = "input_scale"  # the part of a coded weight that holds its inputs' static scale
 
 
 @dataclass(frozen=True)
@@ -18,23 +20,29 @@ class Format:
         name: as recipes say it.
         loaders: programs that read it as it is.
         can_write: None when the scheme fits, else why not.
+        can_mix: None when one checkpoint may hold all of several schemes, else why not.
         caveat: what a loader needs to be told of a scheme, None for nothing.
         encode: (module name, coded weight, scheme) to checkpoint tensors.
         decode: (module name, checkpoint tensors, scheme) to the float32 weight [O, I].
-        config: (schemes by module name, unquantized linear layers) to config.json's
+        config: (schemes by module name, unquantized linear layers, the coding of the cache) to config.json's
             `quantization_config`; None when there is none.
-        read_config: its inverse: (quantization_config, names of all linear layers) to schemes by name.
-        parts: names, below the module's, of the tensors that stand for a coded weight.
+        read_cache: quantization_config to how keys and values are coded in the cache; None when they are not.
+        holds_cache: whether it has words for a quantized cache.
+        read_config: the inverse of `config`: (quantization_config, names of all linear layers) to schemes by name.
+        parts: names, below the module's, of the tensors that stand for a coded weight and its inputs' static scale.
         packs: whether coded weights take less room on disk.
     """
 
     name: str
     loaders: tuple[str, ...]
     can_write: Callable[[Scheme], str | None]
+    can_mix: Callable[[Collection[Scheme]], str | None]
     caveat: Callable[[Scheme], str | None]
     encode: Callable[[str, QuantizedWeight, Scheme], dict[str, Tensor]]
     decode: Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
-    config: Callable[[Mapping[str, Scheme], list[str]], dict[str, Any] | None]
+    config: Callable[[Mapping[str, Scheme], list[str], QuantArgs | None], dict[str, Any] | None]
     read_config: Callable[[Mapping[str, Any], list[str]], dict[str, Scheme]]
+    read_cache: Callable[[Mapping[str, Any]], QuantArgs | None]
     parts: tuple[str, ...]
     packs: bool
+    holds_cache: bool

@@ -1,24 +1,49 @@
-"""compressed-tensors, `pack-quantized`: integer codes in 32-bit words, read by transformers, vLLM and SGLang.
+"""compressed-tensors: what transformers, vLLM and SGLang read, in five of its layouts.
 
-A weight `m.weight` becomes `m.weight_packed` int32 [O, ceil(I*b/32)], `m.weight_scale` bfloat16 [O, G],
-`m.weight_shape` int64 [2] and, when asymmetric, `m.weight_zero_point` int32 [ceil(O*b/32), G], packed along its
-first dimension. The dense 3-bit layout is that of compressed-tensors 0.19 and later; older readers put whole
-codes into a word.
+Of a weight [O, I] in G groups `m.weight` becomes
 
-Left out: int-quantized (needs quantized activations) and the float formats.
-"""
+| layout | tensors |
+|---|---|
+| pack-quantized (integers) | `weight_packed` int32 [O, ceil(I*b/32)], `weight_scale` bfloat16 [O, G], `weight_shape` int64 [2]; asymmetric: `weight_zero_point` int32 [ceil(O*b/32), G], packed along its first dimension |
+| int-quantized (8 bits, quantized inputs) | `weight` int8 [O, I], `weight_scale` bfloat16 [O, 1] or [1] |
+| float-quantized (E4M3) | `weight` float8_e4m3fn [O, I], `weight_scale` bfloat16 [O, 1], [1] or [O/128, I/128] |
+| nvfp4-pack-quantized | `weight_packed` uint8 [O, I/2], `weight_scale` float8_e4m3fn [O, I/16], `weight_global_scale` float32 [1] |
+| mxfp4-pack-quantized | `weight_packed` uint8 [O, I/2], `weight_scale` uint8 [O, I/32], exponents biased by 127 |
+
+and static inputs have `input_scale` bfloat16 [1]; a quantized cache has `k_scale` and `v_scale` bfloat16 [1] below its
+attention layer. A value is `code * weight_scale`, in NVFP4
+`code * (weight_scale / weight_global_scale)`; codes of inputs are multiplied by `input_scale`. Layers that runtimes fuse
+must agree in scales of a whole tensor: they are solved together, so they do.
+
+The dense 3-bit layout of pack-quantized is that of compressed-tensors 0.19 and later; older readers put whole codes
+into a word. Where a model holds several layouts, each group of config.json names its own.
+
+Left out: quantized activations of NVFP4 and MXFP4, sparsity, transforms.
+"""  # noqa: E501  # a table has long rows
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import Format
-from compress.numerics import QuantizedWeight, dequantize, pack_int32, unpack_int32
-from compress.schemes import QuantArgs, Scheme
+from compress.formats.base import INPUT_SCALE, Format
+from compress.numerics import (
+    QuantizedWeight,
+    dequantize,
+    pack_e8m0,
+    pack_fp4,
+    pack_int32,
+    unpack_e8m0,
+    unpack_fp4,
+    unpack_int32,
+)
+from compress.schemes import KV_CACHES, QuantArgs, Scheme
+
+_SCALE_DTYPES = {"e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uint8"}  # the package's words, where not bfloat16
 
 
 def import_library() -> None:
@@ -26,69 +51,136 @@ def import_library() -> None:
     import compressed_tensors.quantization  # noqa: F401
 
 
+def layout(scheme: Scheme) -> str:
+    """The package's name for how a scheme's tensors lie on disk."""
+    w = scheme.weights
+    if w.type == "int":
+        return "pack-quantized" if scheme.input_activations is None else "int-quantized"
+    return {"bfloat16": "float-quantized", "e4m3": "nvfp4-pack-quantized", "e8m0": "mxfp4-pack-quantized"}[w.scale_kind]
+
+
 def can_write(scheme: Scheme) -> str | None:
     """None when the format holds the scheme, else the reason."""
-    if scheme.input_activations is not None:
-        return "quantized activations are not written yet"
-    if scheme.weights.strategy == "tensor":
+    if layout(scheme) == "pack-quantized" and scheme.weights.strategy == "tensor":
         return "pack-quantized holds groups and channels, not one scale for a whole tensor"
     return None
 
 
+def can_mix(schemes: Collection[Scheme]) -> str | None:
+    """None when one checkpoint may hold all of the schemes, else the reason."""
+    if len(schemes) > 1 and not all(s.weights.symmetric for s in schemes):
+        return (
+            "asymmetric weights beside another scheme: transformers has to expand the former while loading, "
+            "and then takes every layer for the same scheme"
+        )
+    return None
+
+
 def caveat(scheme: Scheme) -> str | None:
-    """Asymmetric weights load in plain transformers only when told to expand them."""
-    if scheme.weights.symmetric:
-        return None
-    return (
-        "asymmetric weights: with compressed-tensors 0.19 to 0.20.1 transformers loads them only with "
-        "from_pretrained(…, quantization_config=CompressedTensorsConfig(dequantize=True))"
-    )
+    """What plain transformers needs to be told, or does otherwise."""
+    if not scheme.weights.symmetric:
+        return (
+            "asymmetric weights: with compressed-tensors 0.19 to 0.20.1 transformers loads them only with "
+            "from_pretrained(…, quantization_config=CompressedTensorsConfig(dequantize=True))"
+        )
+    if scheme.weights.num_bits == 4 and scheme.weights.type == "float":
+        return (
+            "4-bit floats: compressed-tensors 0.20.1 expands them to bfloat16, whatever the model's dtype; "
+            "plain transformers runs them with dtype=torch.bfloat16 only"
+        )
+    if scheme.input_activations is not None:
+        return (
+            "quantized activations: transformers rounds them as the format says, after it has expanded the weights; "
+            "with CompressedTensorsConfig(dequantize=True) it leaves them as they are"
+        )
+    return None
 
 
 def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tensor]:
     """Checkpoint tensors of a coded weight."""
-    bits = scheme.weights.num_bits
-    tensors = {
-        f"{name}.weight_packed": pack_int32(coded.q_OI, bits),
-        f"{name}.weight_scale": coded.scale.to(torch.bfloat16),
-        f"{name}.weight_shape": torch.tensor(coded.q_OI.shape, dtype=torch.int64),
-    }
-    if coded.zero is not None:
-        tensors[f"{name}.weight_zero_point"] = pack_int32(coded.zero.t(), bits).t().contiguous()
-    return tensors
+    args, kind = scheme.weights, layout(scheme)
+    scale = coded.scale
+    if kind == "pack-quantized":
+        tensors = {
+            "weight_packed": pack_int32(coded.q_OI, args.num_bits),
+            "weight_scale": scale.to(torch.bfloat16),
+            "weight_shape": torch.tensor(coded.q_OI.shape, dtype=torch.int64),
+        }
+        if coded.zero is not None:
+            tensors["weight_zero_point"] = pack_int32(coded.zero.t(), args.num_bits).t().contiguous()
+    elif kind == "nvfp4-pack-quantized":
+        assert coded.global_scale is not None
+        local = (scale * coded.global_scale).to(torch.float8_e4m3fn)
+        tensors = {"weight_packed": pack_fp4(coded.q_OI), "weight_scale": local}
+        tensors["weight_global_scale"] = coded.global_scale.clone()  # a file's tensors share no memory
+    elif kind == "mxfp4-pack-quantized":
+        tensors = {"weight_packed": pack_fp4(coded.q_OI), "weight_scale": pack_e8m0(scale)}
+    else:
+        if args.block_structure:
+            scale = scale[:: args.block_structure[0]].contiguous()
+        scale = scale.view(1) if args.strategy == "tensor" else scale
+        tensors = {"weight": coded.q_OI.clone(), "weight_scale": scale.to(torch.bfloat16)}
+    if coded.input_scale is not None:
+        tensors[INPUT_SCALE] = coded.input_scale.to(torch.bfloat16)
+    return {f"{name}.{part}": tensor for part, tensor in tensors.items()}
 
 
 def decode(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
     """float32 [O, I] weight of its checkpoint tensors."""
-    bits = scheme.weights.num_bits
-    out_features, in_features = tensors[f"{name}.weight_shape"].tolist()
-    zero = tensors.get(f"{name}.weight_zero_point")
-    coded = QuantizedWeight(
-        q_OI=unpack_int32(tensors[f"{name}.weight_packed"], bits, in_features),
-        scale=tensors[f"{name}.weight_scale"].float(),
-        zero=None if zero is None else unpack_int32(zero.t(), bits, out_features).t(),
-    )
+    args, kind = scheme.weights, layout(scheme)
+    scale = tensors[f"{name}.weight_scale"]
+    if kind == "pack-quantized":
+        out_features, in_features = tensors[f"{name}.weight_shape"].tolist()
+        zero = tensors.get(f"{name}.weight_zero_point")
+        return dequantize(
+            QuantizedWeight(
+                q_OI=unpack_int32(tensors[f"{name}.weight_packed"], args.num_bits, in_features),
+                scale=scale.float(),
+                zero=None if zero is None else unpack_int32(zero.t(), args.num_bits, out_features).t(),
+            )
+        )
+    if kind == "nvfp4-pack-quantized":
+        global_scale = tensors[f"{name}.weight_global_scale"].float()
+        coded = QuantizedWeight(unpack_fp4(tensors[f"{name}.weight_packed"]), scale.float() / global_scale, None)
+    elif kind == "mxfp4-pack-quantized":
+        coded = QuantizedWeight(unpack_fp4(tensors[f"{name}.weight_packed"]), unpack_e8m0(scale), None)
+    else:
+        scale = scale.float().view(-1, 1) if args.strategy == "tensor" else scale.float()
+        rows = args.block_structure[0] if args.block_structure else 1
+        coded = QuantizedWeight(tensors[f"{name}.weight"], scale.repeat_interleave(rows, 0), None)
     return dequantize(coded)
 
 
-def config(schemes: Mapping[str, Scheme], ignore: list[str]) -> dict[str, Any]:
+def _said(args: QuantArgs | None) -> dict[str, Any] | None:
+    """A tensor's coding in the package's words."""
+    if args is None:
+        return None
+    said = {**args.model_dump(mode="json"), "observer": None}
+    if args.block_structure is None:
+        del said["block_structure"]
+    if args.scale_kind in _SCALE_DTYPES:
+        said["scale_dtype"] = _SCALE_DTYPES[args.scale_kind]
+    return said
+
+
+def config(schemes: Mapping[str, Scheme], ignore: list[str], kv_cache: QuantArgs | None = None) -> dict[str, Any]:
     """config.json's `quantization_config`: a group for each scheme; every unquantized layer is named."""
     kinds = list(dict.fromkeys(schemes.values()))
     groups = {}
     for i, kind in enumerate(kinds):
         targets = ["Linear"] if len(kinds) == 1 else sorted(n for n, s in schemes.items() if s == kind)
-        weights = {**kind.weights.model_dump(), "observer": None}
         groups[f"group_{i}"] = {
-            "targets": targets, "weights": weights, "input_activations": None, "output_activations": None,
-            "format": "pack-quantized",
+            "targets": targets, "weights": _said(kind.weights),
+            "input_activations": _said(kind.input_activations), "output_activations": None, "format": layout(kind),
         }  # fmt: skip
+    layouts = {group["format"] for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": sorted(ignore),
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": _said(kv_cache),
         "global_compression_ratio": None,
     }
 
@@ -97,18 +189,45 @@ def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Sc
     """Schemes by module name, as a loader reads them off config.json.
 
     Raises:
-        CompressError: a group that is not packed integer weights alone.
+        CompressError: a group that codes weights or activations in a way that is not read.
     """
     schemes: dict[str, Scheme] = {}
     for group in settings["config_groups"].values():
-        args = group.get("weights") or {}
-        if group.get("input_activations") or args.get("type", "int") != "int":
-            raise CompressError("only integer weights without quantized activations are read", where="config.json")
-        scheme = Scheme(weights=QuantArgs(**{k: v for k, v in args.items() if k in QuantArgs.model_fields}))
+        scheme = _read_scheme(group)
+        if layout(scheme) != (group.get("format") or settings.get("format")):
+            raise CompressError(f"{scheme.text} in the layout {group.get('format')} is not read", where="config.json")
         for name in linears:
             if not _named(name, settings.get("ignore") or []) and _named(name, group["targets"]):
                 schemes.setdefault(name, scheme)
     return schemes
+
+
+def read_cache(settings: Mapping[str, Any]) -> QuantArgs | None:
+    """How keys and values are coded in the cache.
+
+    Raises:
+        CompressError: in another way than with one static FP8 scale each.
+    """
+    said = settings.get("kv_cache_scheme")
+    if said is None:
+        return None
+    for args in KV_CACHES.values():
+        known = args.model_dump(mode="json").items()
+        if all(said.get(key) == value for key, value in known if value is not None):
+            return args
+    raise CompressError("this quantization of the cache is not read", where="config.json")
+
+
+def _read_scheme(group: Mapping[str, Any]) -> Scheme:
+    parts = {}
+    for part in ("weights", "input_activations"):
+        said = group.get(part)
+        parts[part] = said and {k: v for k, v in said.items() if k in QuantArgs.model_fields and v is not None}
+    try:
+        return Scheme.model_validate(parts)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise CompressError(f"this quantization is not read: {why}", where="config.json") from error
 
 
 def _named(name: str, targets: list[str]) -> bool:
@@ -120,11 +239,22 @@ COMPRESSED_TENSORS = Format(
     name="compressed-tensors",
     loaders=("transformers with compressed-tensors ≥ 0.20", "vLLM", "SGLang"),
     can_write=can_write,
+    can_mix=can_mix,
     caveat=caveat,
     encode=encode,
     decode=decode,
     config=config,
     read_config=read_config,
-    parts=("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
+    read_cache=read_cache,
+    parts=(
+        "weight",
+        "weight_packed",
+        "weight_scale",
+        "weight_shape",
+        "weight_zero_point",
+        "weight_global_scale",
+        INPUT_SCALE,
+    ),
     packs=True,
+    holds_cache=True,
 )

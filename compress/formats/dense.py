@@ -3,7 +3,7 @@
 For studying what a scheme does to a model where no runtime reads its codes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,12 +11,17 @@ from torch import Tensor
 
 from compress.formats.base import Format
 from compress.numerics import QuantizedWeight, dequantize
-from compress.schemes import Scheme
+from compress.schemes import QuantArgs, Scheme
 
 
 def can_write(scheme: Scheme) -> str | None:
     """Every weight scheme; quantized activations have nowhere to be said."""
     return "it has no words for quantized activations" if scheme.input_activations else None
+
+
+def can_mix(schemes: Collection[Scheme]) -> None:
+    """Nothing is said of schemes, so any may stand beside any."""
+    del schemes
 
 
 def caveat(scheme: Scheme) -> None:
@@ -36,9 +41,9 @@ def decode(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
     return tensors[f"{name}.weight"].float()
 
 
-def config(schemes: Mapping[str, Scheme], ignore: list[str]) -> None:
+def config(schemes: Mapping[str, Scheme], ignore: list[str], kv_cache: QuantArgs | None = None) -> None:
     """An ordinary checkpoint says nothing of quantization."""
-    del schemes, ignore
+    del schemes, ignore, kv_cache
 
 
 def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Scheme]:
@@ -47,15 +52,23 @@ def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Sc
     return {}
 
 
+def read_cache(settings: Mapping[str, Any]) -> None:
+    """Nothing is coded."""
+    del settings
+
+
 DENSE = Format(
     name="dense",
     loaders=("everything",),
     can_write=can_write,
+    can_mix=can_mix,
     caveat=caveat,
     encode=encode,
     decode=decode,
     config=config,
     read_config=read_config,
+    read_cache=read_cache,
     parts=("weight",),
     packs=False,
+    holds_cache=False,
 )

@@ -18,16 +18,16 @@ Left out: the paper's loss on the whole block's output, which costs a forward pa
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from compress.methods.base import Method, StepConfig
+from compress.methods.base import StepConfig
 from compress.methods.scale_search import minmax_qparams
 from compress.numerics import quantize
-from compress.schemes import QuantArgs, Scheme
+from compress.schemes import QuantArgs
 
 _FLOOR = 1e-4  # the least scale; a channel that is always zero would get none
 _ROWS = 512  # of the weights, evenly spread, by which a candidate is judged

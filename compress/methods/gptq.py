@@ -7,7 +7,8 @@ arXiv:2210.17323 (the column update is their eq. 2 and 3; the Cholesky form and 
 With act-order "static" the columns with the largest inputs are rounded first, while every column keeps the
 group of its own position: no `g_idx` is needed. Group parameters then have to be known before the walk over the
 columns begins, so they come from the original weights; without act-order they come from the weights as already
-updated when their group is reached.
+updated when their group is reached. Scales that a row, a block or the tensor shares come from the original weights
+either way. The recursion asks only for the nearest code, so float codes are rounded like integers.
 
 The scale search weighs a column by the Gram matrix's diagonal. The factor with which GPTQ's own objective counts a
 rounding error after compensation, 1 / U_ii^2 with U the Cholesky factor of the inverse, was tried and is worse
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from compress.methods.base import Method, StepConfig
 from compress.methods.scale_search import minmax_qparams, search_qparams
-from compress.numerics import QuantizedWeight, quantize
+from compress.numerics import QuantizedWeight, code_dtype, quantize, tensor_scale
 from compress.schemes import QuantArgs, Scheme
 
 _LAZY_BLOCK = 128  # columns whose updates to the rest are made by one matrix product
@@ -54,7 +55,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     Args:
         w_OI: float32 weights.
         gram_II: float32 XᵀX / N of the inputs.
-        args: how to code; strategy "tensor", "channel" or "group".
+        args: how to code; any strategy.
         config: the step's settings.
     Returns:
         Codes and parameters; `loss` is tr(ΔW G ΔWᵀ) with the damped G. Notes: "dead_columns: N",
@@ -65,6 +66,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     if not bool(torch.isfinite(w_OI).all()):
         raise ValueError("the weights hold values that are not finite")
     in_features = w_OI.shape[1]
+    global_scale = tensor_scale(w_OI, args)
     diagonal_I = gram_II.diagonal()
     dead_I = diagonal_I <= 0
     order_I = torch.arange(in_features)
@@ -73,25 +75,28 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     upper_II, damping = inverse_cholesky(gram_II[order_I[:, None], order_I], config.damping)
 
     def ranges(w: Tensor, importance_I: Tensor) -> tuple[Tensor, Tensor | None]:
-        return search_qparams(w, importance_I, args) if config.scale_search else minmax_qparams(w, args)
+        if config.scale_search:
+            return search_qparams(w, importance_I, args, global_scale)
+        return minmax_qparams(w, args, global_scale)
 
     scale_OG, zero_OG = ranges(w_OI, diagonal_I)
-    in_order = config.actorder is None and args.strategy == "group"
+    in_order = config.actorder is None and args.group_size is not None
     coded = _sweep(
         w_OI.t()[order_I],
         upper_II,
-        order_I // (args.group_size or in_features),
+        order_I // args.span(in_features),
         _Params(scale_OG.t().contiguous(), None if zero_OG is None else zero_OG.t().float().contiguous()),
         args,
         (lambda w, columns: ranges(w, diagonal_I[columns])) if in_order else None,
     )
-    q_OI = torch.empty(w_OI.shape, dtype=torch.int8)
-    q_OI[:, order_I] = coded.q_IO.t()
+    q_OI = torch.empty(w_OI.shape, dtype=code_dtype(args))
+    q_OI.view(torch.int8)[:, order_I] = coded.q_IO.view(torch.int8).t()  # bytes: torch does not index float8
     notes = [f"dead_columns: {int(dead_I.sum())}"] if bool(dead_I.any()) else []
     if damping > config.damping:
         notes.append(f"damping: {damping:g}")
     zero = None if coded.params.zero_GO is None else coded.params.zero_GO.t().to(torch.int8).contiguous()
-    return QuantizedWeight(q_OI, coded.params.scale_GO.t().contiguous(), zero, coded.loss, tuple(notes))
+    scale = coded.params.scale_GO.t().contiguous()
+    return QuantizedWeight(q_OI, scale, zero, coded.loss, tuple(notes), global_scale=global_scale)
 
 
 def inverse_cholesky(gram_II: Tensor, damping: float) -> tuple[Tensor, float]:
@@ -154,11 +159,11 @@ def _sweep(
     """
     in_features = len(w_IO)
     scale_GO, zero_GO = params.scale_GO, params.zero_GO
-    q_IO = torch.empty(w_IO.shape, dtype=torch.int8)
+    q_IO = torch.empty(w_IO.shape, dtype=code_dtype(args))
     group_of = group_I.tolist() if len(scale_GO) > 1 else [0] * in_features
     diagonal = upper_II.diagonal().tolist()
     loss = 0.0
-    size = args.group_size or in_features
+    size = args.span(in_features)
     width = max(_LAZY_BLOCK, size) if refit else _LAZY_BLOCK
     width -= width % size if refit else 0  # a refitted group never straddles two lazy blocks
     for start in range(0, in_features, width):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compress.methods.base import Method, StepConfig
 from compress.methods.scale_search import minmax_qparams, search_qparams
-from compress.numerics import QuantizedWeight, quantize
+from compress.numerics import QuantizedWeight, code_dtype, quantize, tensor_scale
 from compress.schemes import QuantArgs, Scheme
 
 
@@ -28,6 +28,8 @@ class RtnConfig(StepConfig):
 def solve(w_OI: Tensor, gram_II: Tensor | None, args: QuantArgs, config: RtnConfig) -> QuantizedWeight:
     """Nearest codes of a float32 weight; `gram_II` is not used and may be None.
 
+    Any strategy; the rows of a stacked weight must be cut where blocks end.
+
     Raises:
         ValueError: the weights are not finite.
     """
@@ -38,18 +40,23 @@ def solve(w_OI: Tensor, gram_II: Tensor | None, args: QuantArgs, config: RtnConf
         scale, zero = search_qparams(w_OI, torch.ones(w_OI.shape[1]), args)
     else:
         scale, zero = minmax_qparams(w_OI, args)
-    groups = scale.shape[-1]
-    w_OGi = w_OI.view(w_OI.shape[0], groups, -1)
+    w_OGi = w_OI.view(w_OI.shape[0], scale.shape[-1], -1)
     shift = 0.0 if zero is None else zero.float().unsqueeze(-1)
     q_OGi = quantize(w_OGi, scale.unsqueeze(-1), shift, args)
     loss = float(((q_OGi - shift) * scale.unsqueeze(-1) - w_OGi).square().sum())
-    return QuantizedWeight(q_OGi.to(torch.int8).view(w_OI.shape), scale, zero, loss)
+    q_OI = q_OGi.to(code_dtype(args)).view(w_OI.shape)
+    return QuantizedWeight(q_OI, scale, zero, loss, global_scale=tensor_scale(w_OI, args))
 
 
 def step(block: Any, rows: dict[str, Scheme], config: RtnConfig) -> None:
-    """Rounds every weight of the block that has a row."""
-    for name, scheme in rows.items():
-        block.set([name], solve(block.weight(name), None, scheme.weights, config))
+    """Rounds every weight of the block that has a row; those that read the same input share a scale of a tensor."""
+    for weights in block.in_order():
+        for scheme in dict.fromkeys(rows[name] for name in weights):
+            names = [name for name in weights if rows[name] == scheme]
+            shared = scheme.weights.strategy in ("tensor", "tensor_group")
+            for part in [names] if shared else [[name] for name in names]:
+                stacked_OI = torch.cat([block.weight(name) for name in part])
+                block.set(part, solve(stacked_OI, None, scheme.weights, config))
 
 
 RTN = Method(

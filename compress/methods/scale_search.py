@@ -9,13 +9,17 @@ with the least error weighted by how much each input column matters:
 With h = diag(G) this is the layer's output error without cross terms. The grid contains p = 1, so the result is
 never worse than the plain range.
 
-Left out: a second search over the zero point; a search against the full Gram matrix of the group.
+8-bit floats keep the plain range: their steps shrink with the values, so a narrower range gains nothing. So do scales
+that a whole tensor or block shares.
+
+Left out: a second search over the zero point; a search against the full Gram matrix of the group; wider ranges for
+MXFP4, whose plain range may clip.
 """
 
 import torch
 from torch import Tensor
 
-from compress.numerics import qparams, quantize
+from compress.numerics import qparams, quantize, tensor_scale
 from compress.schemes import QuantArgs
 
 # Low bits want narrow ranges: the optimal clip of a Gaussian is 1.0 sigma at 2 bits and 2.5 at 4.
@@ -24,43 +28,65 @@ _STEPS = 32
 _CHUNK_VALUES = 1 << 16  # the working set of a chunk stays in a core's cache
 
 
-def minmax_qparams(w_OI: Tensor, args: QuantArgs) -> tuple[Tensor, Tensor | None]:
-    """Scale and zero point [O, G] of the plain range of each group ([1, 1] for strategy "tensor")."""
+def minmax_qparams(w_OI: Tensor, args: QuantArgs, global_scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Scale and zero point [O, G] of the plain range of each group ([1, 1] for strategy "tensor").
+
+    Args:
+        global_scale: with strategy "tensor_group" the tensor's own scale, by default `tensor_scale(w_OI)`.
+    """
     if args.strategy == "tensor":
         return qparams(w_OI.min().view(1, 1), w_OI.max().view(1, 1), args)
-    w_OGi = w_OI.view(w_OI.shape[0], -1, args.group_size or w_OI.shape[1])
-    return qparams(w_OGi.amin(-1), w_OGi.amax(-1), args)
+    out_features, in_features = w_OI.shape
+    w_OGi = w_OI.view(out_features, -1, args.span(in_features))
+    low_OG, high_OG = w_OGi.amin(-1), w_OGi.amax(-1)
+    if args.block_structure:
+        rows = args.block_structure[0]
+        low_OG, high_OG = (
+            find(range_OG.view(out_features // rows, rows, -1), 1).repeat_interleave(rows, 0)
+            for find, range_OG in ((torch.amin, low_OG), (torch.amax, high_OG))
+        )
+    return qparams(low_OG, high_OG, args, _global_scale(w_OI, args, global_scale))
 
 
-def search_qparams(w_OI: Tensor, importance_I: Tensor, args: QuantArgs) -> tuple[Tensor, Tensor | None]:
+def _global_scale(w_OI: Tensor, args: QuantArgs, given: Tensor | None) -> Tensor | None:
+    return tensor_scale(w_OI, args) if given is None else given
+
+
+def search_qparams(
+    w_OI: Tensor, importance_I: Tensor, args: QuantArgs, global_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Scale float32 [O, G] and zero point int8 [O, G] (None when symmetric) of least weighted error.
 
     Args:
         w_OI: float32 weights.
         importance_I: float32, ≥ 0, the weight of each input column's squared error.
-        args: strategy "group" or "channel"; with "tensor" the plain range is returned.
+        args: with strategies "tensor" and "block", and for 8-bit floats, the plain range is returned.
+        global_scale: with strategy "tensor_group" the tensor's own scale, by default `tensor_scale(w_OI)`.
     """
-    if args.strategy == "tensor":
+    if args.strategy in ("tensor", "block") or (args.type == "float" and args.num_bits == 8):
         return minmax_qparams(w_OI, args)
+    global_scale = _global_scale(w_OI, args, global_scale)
     in_features = w_OI.shape[1]
-    group = args.group_size or in_features
+    group = args.span(in_features)
     h_Gi = importance_I.view(-1, group)
     rows = max(1, _CHUNK_VALUES // in_features)
     scales, zeros = [], []
     for w_Oi in torch.split(w_OI, rows):
-        scale, zero = _search_rows(w_Oi.view(-1, h_Gi.shape[0], group), h_Gi, args)
+        scale, zero = _search_rows(w_Oi.view(-1, h_Gi.shape[0], group), h_Gi, args, global_scale)
         scales.append(scale)
         zeros.append(zero)
     zero_points = None if args.symmetric else torch.cat([z for z in zeros if z is not None])
     return torch.cat(scales), zero_points
 
 
-def _search_rows(w_OGi: Tensor, h_Gi: Tensor, args: QuantArgs) -> tuple[Tensor, Tensor | None]:
+def _search_rows(
+    w_OGi: Tensor, h_Gi: Tensor, args: QuantArgs, global_scale: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     low, high = w_OGi.amin(-1), w_OGi.amax(-1)
     best_error: Tensor | None = None
-    best_scale, best_zero = qparams(low, high, args)
+    best_scale, best_zero = qparams(low, high, args, global_scale)
     for p in torch.linspace(1.0, _NARROWEST.get(args.num_bits, 0.8), _STEPS).tolist():
-        scale, zero = qparams(low * p, high * p, args)
+        scale, zero = qparams(low * p, high * p, args, global_scale)
         shift = 0.0 if zero is None else zero.float().unsqueeze(-1)
         delta = quantize(w_OGi, scale.unsqueeze(-1), shift, args).sub_(shift).mul_(scale.unsqueeze(-1))
         error = delta.sub_(w_OGi).square_().mul_(h_Gi).sum(-1)

@@ -25,8 +25,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from compress.artifact import switch_cache_on
 from compress.errors import CompressError, nearest
-from compress.formats.compressed_tensors import import_library
+from compress.formats.compressed_tensors import import_library, read_cache
+from compress.models.load import open_checkpoint
 
 DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
@@ -117,6 +119,8 @@ class HfRuntime:
                 f"{len(absent)} weights of the model are not in the checkpoint, first {absent[0]}",
                 where=str(path), hint="make or download the checkpoint again; it would run on random weights",
             )  # fmt: skip
+        _cast_expanded(model, path, DTYPES[dtype])
+        _quantize_cache(model, path)
         self._model = model.eval()
         self.vocab_size = int(model.config.get_text_config().vocab_size)
 
@@ -209,6 +213,28 @@ def _expanding(path: Path) -> dict[str, Any]:
     from transformers import CompressedTensorsConfig
 
     return {"quantization_config": CompressedTensorsConfig(dequantize=True)}
+
+
+def _cast_expanded(model: Any, path: Path, dtype: torch.dtype) -> None:
+    """Expands 4-bit floats now, in the dtype of the rest: compressed-tensors 0.20.1 makes them bfloat16 always."""
+    layouts = (json.loads((path / "config.json").read_text()).get("quantization_config") or {}).get("config_groups", {})
+    if dtype == torch.bfloat16 or not any("fp4" in str(group.get("format")) for group in layouts.values()):
+        return
+    model.hf_quantizer.compressor.decompress_model(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight.dtype != dtype:
+            module.weight.data = module.weight.data.to(dtype)
+
+
+def _quantize_cache(model: Any, path: Path) -> None:
+    """Makes attention layers quantize keys and values as config.json says, where compressed-tensors did not see to it.
+
+    Its 0.20.1 knows attention layers by an argument called `past_key_values`, which transformers 5.24 calls `cache`.
+    """
+    settings = json.loads((path / "config.json").read_text()).get("quantization_config") or {}
+    args = read_cache(settings) if settings.get("quant_method") == "compressed-tensors" else None
+    if args is not None and not any(hasattr(module, "kv_cache") for module in model.modules()):
+        switch_cache_on(model, "", args, open_checkpoint(path))
 
 
 def _require_folder(path: Path) -> None:

