@@ -14,7 +14,7 @@ Left out: E5M2, 6-bit floats, and MXFP8.
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -141,6 +141,20 @@ def _round_e2m1(x: Tensor) -> Tensor:
     magnitude = x.abs()
     step = 0.5 + 0.5 * (magnitude >= 2) + (magnitude >= 4)
     return x.div_(step).round_().mul_(step)
+
+
+def divided(weight: QuantizedWeight, rows_C: Tensor, scale_C: Tensor) -> QuantizedWeight:
+    """The coded weight with some of its rows divided: the codes stay, their scales are divided and rounded again.
+
+    Args:
+        weight: with a scale for each row at least.
+        rows_C: int64, the rows.
+        scale_C: float32, what each is divided by.
+    """
+    assert len(weight.scale) == len(weight.q_OI), "a scale for each row"
+    scale = weight.scale.clone()
+    scale[rows_C] = round_scale(scale[rows_C] / scale_C.unsqueeze(1))
+    return replace(weight, scale=scale)
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:

@@ -15,7 +15,7 @@ from compress import artifact, keys, measure
 from compress.calibration.data import (
     Windows,
 )
-from compress.calibration.walk import State, WalkSpec, open_state, walk
+from compress.calibration.walk import Smooth, State, WalkSpec, open_state, walk
 from compress.errors import CompressError
 from compress.evaluation import memory, questions, report
 from compress.evaluation.fidelity import compare_hidden, fidelity_rows
@@ -160,7 +160,13 @@ def _open(job: Job, windows: Windows, folder: Path, key: str) -> State:
 def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> tuple[list[Row], list[str]]:
     """The walk, from wherever the state is; rows of fidelity and cost, and notes."""
     step = job.recipe.recipe.solver
-    method = method_of(step)
+    solve = method_of(step).step
+    assert solve is not None
+    smoothers: list[Smooth] = []
+    for config in job.recipe.recipe.steps:
+        smooth = method_of(config).smooth
+        if smooth is not None:
+            smoothers.append(lambda *found, smooth=smooth, config=config: smooth(*found, config))
     spec = WalkSpec(
         schemes=job.plan.schemes(), encode=job.format.encode, decode=job.format.decode,
         sequential=job.plan.sequential, dtype=calibration_dtype(), gram=job.plan.statistics == "gram",
@@ -169,7 +175,8 @@ def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> t
     tokens = (windows.tokens_NT, windows.heldout_NT)
     for block in walk(job.model, tokens, spec, state, lambda done, total: progress("blocks", done, total)):
         try:
-            method.step(block, block.schemes, step)
+            block.smoothers = tuple(smoothers)
+            solve(block, block.schemes, step)
         except ValueError as error:  # a solver's refusal of the numbers
             raise CompressError(f"{step.method} cannot solve this block: {error}", where=block.name) from error
     head = job.model.head()

@@ -120,7 +120,6 @@ def make_plan(
     """
     draft = _Draft()
     step = recipe.solver
-    method = method_of(step)
     resolved = _resolve_groups(step, shapes, draft)
     rows = tuple(_row(name, shape, step, resolved, (family, shapes, fmt), draft) for name, shape in shapes.linears)
     _check_patterns(step, rows, draft)
@@ -142,6 +141,8 @@ def make_plan(
     saved = sum(row.bytes_before - row.bytes_after for row in coded)
     bits = 8 * sum(row.bytes_after for row in coded)
     data = needs_data(recipe)
+    gathered = {method_of(s).statistics for s in recipe.steps} | {"gram" for s in recipe.steps if _wants_gram(s)}
+    statistics = next((kind for kind in ("gram", "absmax") if kind in gathered), "absmax" if data else "none")
     sequential = not data or suspended_bytes(shapes, calibration) <= SUSPENDED_LIMIT
     return Plan(
         model=names[0],
@@ -152,12 +153,12 @@ def make_plan(
         bytes_after=before - saved,
         bpw=bits / max(1, sum(row.shape[0] * row.shape[1] for row in coded)),
         kv_bytes_per_token=shapes.kv_bytes_per_token,
-        statistics=method.statistics or ("absmax" if data else "none"),
+        statistics=statistics,
         sequential=sequential,
         calibration=calibration,
         loaders=fmt.loaders,
         suite=suite or recipe.evaluate.suite,
-        memory_bytes=_memory(shapes, calibration, method.statistics or data, sequential),
+        memory_bytes=_memory(shapes, calibration, statistics, sequential),
         disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, data),
         kv_cache=recipe.kv_cache,
         notes=tuple(draft.notes),
@@ -353,12 +354,17 @@ def suspended_bytes(shapes: ModelShapes, calibration: dict[str, Any]) -> int:
     return int(calibration["tokens"] * (4 * 2 * shapes.hidden_size + max(attention, 2 * widest)))
 
 
-def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: str | bool, sequential: bool) -> int:
+def _wants_gram(step: StepConfig) -> bool:
+    """Whether a smoothing step searches, rather than only scaling by the largest inputs."""
+    return getattr(step, "alpha", None) == "auto"
+
+
+def _memory(shapes: ModelShapes, calibration: dict[str, Any], statistics: str, sequential: bool) -> int:
     """Peak resident bytes of the walk: the program, a block (stored and float32), its statistics."""
     inside = [shape for name, shape in shapes.linears if name != shapes.head]
     block_params = sum(o * i for o, i in inside) // max(1, shapes.block_count)
     solve = max(((5 * 4 * i * i if statistics == "gram" else 0) + 24 * o * i for o, i in inside), default=0)
-    held = suspended_bytes(shapes, calibration) if statistics and sequential else 0
+    held = suspended_bytes(shapes, calibration) if statistics != "none" and sequential else 0
     embedding = 2 * shapes.vocab_size * shapes.hidden_size
     head = 4 * shapes.vocab_size * (shapes.hidden_size + 4 * 64)
     return int(_PROGRAM_BYTES + max(8 * block_params + solve + held, embedding, head))

@@ -62,7 +62,7 @@ class Recipe(BaseModel):
     @property
     def solver(self) -> StepConfig:
         """The step that codes the weights."""
-        return next(step for step in self.steps if method_of(step).kind == "block")
+        return next(step for step in self.steps if codes(step))
 
     def document(self) -> dict[str, Any]:
         """The recipe as plain data, every default spelled out."""
@@ -210,7 +210,7 @@ def parse(text: str, where: str) -> Recipe:
     parsed = [_step(step, where, node, i) for i, step in enumerate(steps)]
     recipe = validate(Recipe, {**document, "steps": parsed}, where, node, ())
     resolve(FORMATS, recipe.format, kind="format", where=place(where, node, ("format",)))
-    check_order([method_of(step) for step in recipe.steps], place(where, node, ("steps",)))
+    check_order(recipe.steps, place(where, node, ("steps",)))
     return recipe
 
 
@@ -221,26 +221,42 @@ def method_of(step: StepConfig) -> Method:
     return method
 
 
-def check_order(methods: Sequence[Method], where: str) -> None:
-    """The rules on the order of steps.
+def check_order(steps: Sequence[StepConfig], where: str) -> None:
+    """The rules on the order of steps: any that only smooth, then one that codes the weights.
 
     Raises:
-        CompressError: two steps would code the same weights.
+        CompressError: no step codes the weights, two would, or one comes too late.
     """
-    solvers = [m.name for m in methods if m.kind == "block"]
-    if len(solvers) > 1:
+    coding = [i for i, step in enumerate(steps) if codes(step)]
+    names = [step.method for step in steps]
+    if len(coding) > 1:
         raise CompressError(
-            f"steps {' and '.join(solvers)} would both code the weights; a weight is coded once",
+            f"steps {' and '.join(names[i] for i in coding)} would both code the weights; a weight is coded once",
             where=where,
             hint="keep one of them, and use `overrides` for other schemes on some layers",
         )
+    if not coding:
+        raise CompressError(
+            f"no step codes the weights: {' and '.join(names)} only smooth them", where=where,
+            hint="give a scheme, or add a step that has one, such as {method: gptq, scheme: W4A16}",
+        )  # fmt: skip
+    if coding[0] != len(steps) - 1:
+        raise CompressError(
+            f"{names[-1]} comes after {names[coding[0]]}, which codes the weights", where=where,
+            hint="put what smooths first",
+        )  # fmt: skip
 
 
-def scheme_of(scheme: str | Scheme, where: str | None = None) -> Scheme | None:
-    """The scheme of a preset's name; None for "dense"."""
+def codes(step: StepConfig) -> bool:
+    """Whether a step codes weights, rather than only preparing them."""
+    return method_of(step).kind == "block" and step.scheme is not None
+
+
+def scheme_of(scheme: str | Scheme | None, where: str | None = None) -> Scheme | None:
+    """The scheme of a preset's name; None for "dense", and where there is none."""
     if isinstance(scheme, Scheme):
         return scheme
-    if scheme == DENSE:
+    if scheme is None or scheme == DENSE:
         return None
     if scheme not in PRESETS:
         raise CompressError(

@@ -32,7 +32,7 @@ ORDER = """
 errors files paths tables workers
 schemes numerics activations
 evaluation evaluation.memory evaluation.metrics
-methods methods.base methods.scale_search methods.rtn methods.gptq
+methods methods.base methods.scale_search methods.rtn methods.gptq methods.awq methods.smoothquant
 formats formats.base formats.compressed_tensors formats.dense
 models models.family models.surgery
 models.falcon models.gemma2 models.gemma3_text models.gpt2 models.gpt_neox models.llama models.mistral models.olmo2

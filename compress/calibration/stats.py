@@ -21,6 +21,7 @@ class Gram:
 
     def __init__(self, in_features: int) -> None:
         self._sum_II = torch.zeros(in_features, in_features)
+        self._whole = False
         self.tokens = 0
 
     def update(self, x: Tensor) -> None:
@@ -34,8 +35,15 @@ class Gram:
                 self._sum_II[start:end, start:].addmm_(x_NI[:, start:end].t(), x_NI[:, start:])
         self.tokens += len(x_NI)
 
+    def rescale(self, scale_I: Tensor) -> None:
+        """The matrix of inputs that were divided by `scale_I`."""
+        self._sum_II.div_(scale_I.unsqueeze(0)).div_(scale_I.unsqueeze(1))
+
     def matrix(self) -> Tensor:
         """The symmetric matrix, zero when no token was seen; ends the accumulation."""
+        if self._whole:
+            return self._sum_II
+        self._whole = True
         mean_II = self._sum_II.div_(max(1, self.tokens))
         for start in range(0, len(mean_II), _PANEL):  # mirrored in place: no second matrix is made
             end = start + _PANEL
@@ -50,16 +58,22 @@ class InputStatistics:
 
     Attributes:
         gram: the Gram matrix, None when nobody asks for it.
-        largest: the largest magnitude, float32 scalar; zero when no token was seen.
+        largest_I: the largest magnitude of each channel, float32 [I]; zero when no token was seen.
     """
 
     def __init__(self, in_features: int, gram: bool) -> None:
         self.gram = Gram(in_features) if gram else None
-        self.largest = torch.zeros(())
+        self.largest_I = torch.zeros(in_features)
 
     def update(self, x: Tensor) -> None:
-        """Adds inputs [..., I]; padding must have been taken out."""
+        """Adds inputs [..., I]; what is not finite stays in `largest_I`."""
         if self.gram is not None:
             self.gram.update(x)
         if x.numel():
-            self.largest = torch.maximum(self.largest, x.abs().amax().float())
+            self.largest_I = torch.maximum(self.largest_I, x.reshape(-1, x.shape[-1]).abs().amax(0).float())
+
+    def rescale(self, scale_I: Tensor) -> None:
+        """What they would be had the input been divided by `scale_I`: G becomes D⁻¹ G D⁻¹."""
+        self.largest_I = self.largest_I / scale_I
+        if self.gram is not None:
+            self.gram.rescale(scale_I)

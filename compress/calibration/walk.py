@@ -15,6 +15,10 @@ sublayers before ("true sequential"), and leaves the block's output behind. Wher
 the original block gathers all statistics and a second through the finished block makes its output; which of
 the two is decided in the plan, not here.
 
+Smoothing scales channels of a group's input while the group is at hand: the weights that read it are multiplied, what
+makes it is divided, and so are the statistics and the inputs that wait. What makes it may be coded already: then its
+scales are divided, and its codes stay.
+
 Layers whose scheme quantizes their inputs do so from the moment their weight is set, so the compressed chain computes
 as the format says; static scales come from the largest magnitude among the calibration inputs, gathered in the same
 pass.
@@ -30,6 +34,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +49,11 @@ from compress.calibration.chain import Chain
 from compress.calibration.stats import InputStatistics
 from compress.evaluation.memory import peak_rss_bytes
 from compress.files import replace, sync
+from compress.models.family import Pair
 from compress.models.frame import output_of
 from compress.models.load import StreamedModel
-from compress.numerics import QuantizedWeight, bf16_products, static_scale
+from compress.models.surgery import Channels, channels, fold_bias, fold_source, fold_targets
+from compress.numerics import QuantizedWeight, bf16_products, divided, static_scale
 from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
 
 BATCH_TOKENS = 2048  # tokens that go through a block at a time
@@ -55,6 +62,7 @@ TRACE = "__trace__"  # a block file's extra tensor: held-out outputs at each win
 Encode = Callable[[str, QuantizedWeight, Scheme], dict[str, Tensor]]
 Decode = Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
 Progress = Callable[[int, int], None]
+Smooth = Callable[["Block", list[str], InputStatistics], None]
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,12 @@ class Block:
         module: the block with float32 weights; coded weights replace the originals as they are set.
         twin: the block that the calibration tokens go through, in the walk's dtype.
         schemes: the schemes of its weights, by full name.
+        pairs: of the family: places whose channels can be scaled.
+        config: transformers' config of the model.
+        smoothers: called for each group of weights before it is handed out.
         tensors: checkpoint tensors of the weights that have been set.
+        coded: the coded weights that have been set.
+        scaled: what smoothing has changed of the block's other parameters, by their full names, float32.
         inputs: the roundings of quantized inputs, in the module and the twin; off until a weight is set.
         caches: the roundings of keys and values, in the module and the twin; off until all weights are set.
         largest: the largest magnitude of calibration inputs, by the layers' names.
@@ -104,12 +117,18 @@ class Block:
     groups: list[list[str]]
     batches: list["_Batch"]
     calibration: Chain | None
+    pairs: tuple[Pair, ...] = ()
+    config: Any = None
+    smoothers: tuple[Smooth, ...] = ()
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    coded: dict[str, QuantizedWeight] = field(default_factory=dict)
+    scaled: dict[str, Tensor] = field(default_factory=dict)
     inputs: list[dict[str, QuantizedInput]] = field(default_factory=list)
     caches: list[dict[str, QuantizedCache]] = field(default_factory=list)
     largest: dict[str, Tensor] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=lambda: {"loss": {}, "notes": {}})
     outputs_written: bool = False
+    _divisors: dict[str, Tensor] = field(default_factory=dict)  # of inputs that wait, by the group's first weight
 
     def linear(self, name: str) -> nn.Linear:
         """The layer of a full name."""
@@ -130,11 +149,7 @@ class Block:
         for name in names:
             end = start + self.linear(name).out_features
             part = dataclasses.replace(coded.rows(start, end), input_scale=self._input_scale(name))
-            stored = self.spec.encode(name, part, self.schemes[name])
-            weight_OI = self.spec.decode(name, stored, self.schemes[name])
-            self.linear(name).weight.data = weight_OI
-            self._linear(self.twin, name).weight.data = weight_OI.to(self.spec.dtype)
-            self.tensors.update(stored)
+            self._put(name, part)
             for wired in self.inputs:
                 if name in wired:
                     wired[name].switch_on(part.input_scale)
@@ -142,6 +157,65 @@ class Block:
         self.record["loss"]["+".join(names)] = coded.loss
         if coded.notes:
             self.record["notes"]["+".join(names)] = list(coded.notes)
+
+    def _put(self, name: str, coded: QuantizedWeight) -> None:
+        """Replaces a weight by what a loader will make of its code."""
+        stored = self.spec.encode(name, coded, self.schemes[name])
+        weight_OI = self.spec.decode(name, stored, self.schemes[name])
+        self.linear(name).weight.data = weight_OI
+        self._linear(self.twin, name).weight.data = weight_OI.to(self.spec.dtype)
+        self.tensors.update(stored)
+        self.coded[name] = coded
+
+    def pair_into(self, names: list[str]) -> Pair | None:
+        """The pair whose targets are these weights, which read one input; None where their channels cannot be scaled.
+
+        All that reads the channels must be coded now, and the source must keep a scale for each row if it is coded.
+        """
+        local = {name[len(self.name) + 1 :] for name in names}
+        for pair in self.pairs:
+            if set(pair.targets) == local:
+                source = self.schemes.get(f"{self.name}.{pair.source}")
+                return pair if source is None or source.weights.strategy in ("group", "channel") else None
+        return None
+
+    def channels(self, pair: Pair) -> Channels:
+        """The pair's channels, and which input columns of the targets read each."""
+        return channels(self.module, pair, self.config)
+
+    def is_norm(self, source: str) -> bool:
+        """Whether a pair's source is a norm."""
+        return self.module.get_submodule(source).weight.dim() == 1
+
+    def scale_channels(self, pair: Pair, scale_C: Tensor, statistics: InputStatistics) -> None:
+        """Divides what a pair's source makes by `scale_C` and multiplies what its targets read of it.
+
+        A norm's weight is rounded to bfloat16 as it is stored, and the targets are multiplied by what that left, so
+        nothing but the rounding of the targets changes. A source that is coded keeps its codes; its scales are divided.
+        """
+        found = self.channels(pair)
+        source = f"{self.name}.{pair.source}"
+        if source in self.coded:
+            scale_C = scale_C.float()
+            self._put(source, divided(self.coded[source], found.rows_C, scale_C))
+            fold_bias(self.module, pair, scale_C, self.config)
+        else:
+            scale_C = fold_source(self.module, pair, scale_C, self.config)
+        for part in ("weight", "bias"):
+            parameter = getattr(self.module.get_submodule(pair.source), part, None)
+            if parameter is None or (part == "weight" and source in self.schemes):
+                continue
+            parameter.data = parameter.data.bfloat16().float()  # as it will be stored
+            self.scaled[f"{source}.{part}"] = parameter.data
+            getattr(self.twin.get_submodule(pair.source), part).data = parameter.data.to(self.spec.dtype)
+        fold_targets(self.module, pair, scale_C, self.config)
+        for target in pair.targets:
+            weight_OI = self.module.get_submodule(target).weight
+            self.twin.get_submodule(target).weight.data = weight_OI.data.to(self.spec.dtype)
+        scale_I = found.expand(scale_C)
+        statistics.rescale(scale_I)
+        first = f"{self.name}.{pair.targets[0]}"
+        self._divisors[first] = self._divisors[first] * scale_I if first in self._divisors else scale_I
 
     def _input_scale(self, name: str) -> Tensor | None:
         """float32 [1] for a layer whose inputs have a static scale.
@@ -180,7 +254,9 @@ class Block:
     def _visited(self) -> Iterator[tuple[list[str], InputStatistics]]:
         assert self.calibration is not None, "the method declared no statistics"
         for names, found in self._suspended() if self.spec.sequential else self._gathered():
-            self.largest.update(dict.fromkeys(names, found.largest))
+            for smooth in self.smoothers:
+                smooth(self, names, found)
+            self.largest.update(dict.fromkeys(names, found.largest_I.max()))
             yield names, found
 
     def _statistics(self, names: list[str]) -> InputStatistics:
@@ -217,15 +293,17 @@ class Block:
         def forward(batch: _Batch) -> Tensor:
             return output_of(self.twin(self._read(batch), **batch.kwargs))
 
-        def suspend(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def suspend(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             parent = greenlet.getcurrent().parent
             assert parent is not None
             parked = inputs[0].bfloat16()  # half the memory of what waits; blocks' outputs are kept so too
             parent.switch(inputs[0])
-            _restore(inputs[0], parked)
+            _restore(inputs[0], parked, self._divisors.get(name))
 
-        first = [self._linear(self.twin, names[0]) for names in self.groups]
-        hooks = [linear.register_forward_pre_hook(suspend, prepend=True) for linear in first]  # before any rounding
+        hooks = [  # before any rounding
+            self._linear(self.twin, names[0]).register_forward_pre_hook(partial(suspend, names[0]), prepend=True)
+            for names in self.groups
+        ]
         runs = [(batch, greenlet(forward)) for batch in self.batches]
         try:
             for names in self.groups:
@@ -282,10 +360,12 @@ def _empty(tensor: Tensor) -> None:
     tensor.untyped_storage().resize_(0)
 
 
-def _restore(tensor: Tensor, values: Tensor) -> None:
-    """Gives an emptied tensor its memory and values back."""
+def _restore(tensor: Tensor, values: Tensor, divisor_I: Tensor | None) -> None:
+    """Gives an emptied tensor its memory and values back, divided channel by channel where they were scaled."""
     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
     tensor.copy_(values)
+    if divisor_I is not None:
+        tensor.div_(divisor_I)
 
 
 @torch.no_grad()
@@ -398,7 +478,10 @@ def walk(
         module = model.block(index)
         groups = _base_pass(module, name, schemes, state.base, batches["heldout"])
         twin = module if spec.dtype == torch.float32 else copy.deepcopy(module).to(spec.dtype)
-        block = Block(name, module, twin, schemes, spec, groups, batches["calibration"], state.calibration)
+        block = Block(
+            name, module, twin, schemes, spec, groups, batches["calibration"], state.calibration,
+            pairs=model.family.pairs_of(model.skeleton.config), config=model.skeleton.config,
+        )  # fmt: skip
         block.inputs = [wire_inputs(part, name, schemes) for part in dict.fromkeys((module, twin))]
         if spec.kv_cache is not None:
             block.caches = [wire_cache(part, name, spec.kv_cache) for part in dict.fromkeys((module, twin))]
@@ -487,7 +570,8 @@ def _finish(block: Block, index: int, model: StreamedModel, state: State, heldou
     coded = {f"{n}.weight" for n in block.schemes}
     untouched = {k: v for k, v in model.reader(block.name).items() if k not in coded}
     path = state.block_file(index)
-    kept = model.stored({**block.tensors, **untouched})
+    scaled = {k: v.to(untouched[k].dtype) for k, v in block.scaled.items()}
+    kept = model.stored({**untouched, **block.tensors, **scaled})
     save_file({**kept, TRACE: torch.cat(last)}, path.with_suffix(".tmp"))
     sync(path.with_suffix(".tmp"))
     os.replace(path.with_suffix(".tmp"), path)

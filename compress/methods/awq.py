@@ -17,17 +17,19 @@ The paper's clipping is `scale_search`: ranges of least output error within each
 Left out: the paper's loss on the whole block's output, which costs a forward pass for each candidate.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from compress.methods.base import StepConfig
-from compress.methods.scale_search import minmax_qparams
-from compress.numerics import quantize
-from compress.schemes import QuantArgs
+from compress.methods.base import Method, StepConfig
+from compress.methods.scale_search import minmax_qparams, search_qparams
+from compress.numerics import QuantizedWeight, code_dtype, quantize, tensor_scale
+from compress.schemes import QuantArgs, Scheme
 
 _FLOOR = 1e-4  # the least scale; a channel that is always zero would get none
 _ROWS = 512  # of the weights, evenly spread, by which a candidate is judged
@@ -44,6 +46,7 @@ class AwqConfig(StepConfig):
     """
 
     method: Literal["awq"] = "awq"
+    scheme: str | Scheme | None = None
     grid: int = Field(default=20, ge=1, le=1000)
     duo_scaling: bool | Literal["both"] = "both"
     scale_search: bool = True
@@ -51,51 +54,74 @@ class AwqConfig(StepConfig):
 
 @dataclass(frozen=True)
 class Choice:
-    """The scales that were chosen, float32 [I], and the loss with them and without any."""
+    """The scales that were chosen, float32 [C], and the loss with them and without any."""
 
-    scale_I: Tensor
+    scale_C: Tensor
     loss: float
     loss_without: float
     name: str
 
 
-def search_scale(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: AwqConfig) -> Choice:
+@dataclass(frozen=True)
+class Readers:
+    """How the C channels of an input are read as I columns: `mean` from columns to channels, `expand` back."""
+
+    mean: Callable[[Tensor], Tensor]
+    expand: Callable[[Tensor], Tensor]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def search_scale(
+    w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: AwqConfig, readers: Readers | None = None
+) -> Choice:
     """Scales of the input channels with the least output error after rounding.
 
     Args:
         w_OI: float32 weights, all that read the input, stacked along their rows.
         gram_II: float32 XᵀX / N of the input.
         args: how the weights will be coded.
+        readers: where columns share channels (value heads under grouped queries); by default each is its own.
+    Raises:
+        ValueError: weights or inputs are not finite.
     """
+    readers = readers or Readers(_same, _same)
     w_RI = w_OI[torch.linspace(0, len(w_OI) - 1, min(_ROWS, len(w_OI))).long()]
     without = output_error(w_RI, w_RI, gram_II, args)
-    best = Choice(torch.ones(w_OI.shape[1]), without, without, "none")
-    x_I = gram_II.diagonal().clamp_min(0).sqrt()
-    w_I = relative_magnitude(w_OI, args)
+    if not math.isfinite(without):
+        raise ValueError("the weights or their inputs hold values that are not finite")
+    x_C = readers.mean(gram_II.diagonal()).clamp_min(0).sqrt()
+    w_C = readers.mean(relative_magnitude(w_OI, args))
+    best = Choice(torch.ones_like(x_C), without, without, "none")
     duo = {"both": (False, True), True: (True,), False: (False,)}[config.duo_scaling]
     for with_weights in duo:
         for ratio in torch.linspace(0, 1, config.grid + 1).tolist():
-            scale_I = candidate(x_I, w_I, ratio, with_weights)
+            scale_C = candidate(x_C, w_C, ratio, with_weights)
+            scale_I = readers.expand(scale_C)
             loss = output_error(w_RI, w_RI * scale_I, gram_II, args, scale_I)
             if loss < best.loss:  # never for what is not a number
                 name = f"r = {ratio:.2f}{' with weights' if with_weights else ''}"
-                best = Choice(scale_I, loss, without, name)
+                best = Choice(scale_C, loss, without, name)
     return best
 
 
-def candidate(x_I: Tensor, w_I: Tensor, ratio: float, with_weights: bool) -> Tensor:
-    """One scale vector of the grid, normalised so that its largest and smallest balance."""
-    scale_I = x_I.pow(ratio)
+def candidate(x_C: Tensor, w_C: Tensor, ratio: float, with_weights: bool) -> Tensor:
+    """One scale vector of the grid, normalised so that its largest and smallest balance; dead channels keep theirs."""
+    scale_C = x_C.pow(ratio)
     if with_weights:
-        scale_I = scale_I / (w_I.pow(1 - ratio) + _FLOOR)
-    scale_I = scale_I.clamp_min(_FLOOR)
-    return scale_I / (scale_I.max() * scale_I.min()).sqrt()
+        scale_C = scale_C / (w_C.pow(1 - ratio) + _FLOOR)
+    scale_C = scale_C.clamp_min(_FLOOR)
+    live_C = x_C > 0
+    balance = (scale_C[live_C].max() * scale_C[live_C].min()).sqrt() if bool(live_C.any()) else 1.0
+    return torch.where(live_C, scale_C / balance, torch.ones_like(scale_C))
 
 
 def relative_magnitude(w_OI: Tensor, args: QuantArgs) -> Tensor:
     """Mean over the rows of |W|, each group relative to its largest weight, float32 [I]."""
     out_features, in_features = w_OI.shape
-    w_OGi = w_OI.abs().view(out_features, -1, args.group_size or in_features)
+    w_OGi = w_OI.abs().view(out_features, -1, args.span(in_features))
     return (w_OGi / w_OGi.amax(-1, keepdim=True).clamp_min(1e-12)).view(out_features, in_features).mean(0)
 
 
@@ -109,3 +135,61 @@ def output_error(
     rounded_OI = (quantize(w_OGi, scale.unsqueeze(-1), shift, args) - shift).mul_(scale.unsqueeze(-1)).view_as(w_OI)
     delta_OI = (rounded_OI if scale_I is None else rounded_OI / scale_I) - w_OI
     return float(((delta_OI @ gram_II) * delta_OI).sum(dtype=torch.float64))
+
+
+def smooth(block: Any, names: list[str], statistics: Any, config: AwqConfig) -> None:
+    """Chooses and applies the scales of an input, where something in front of it can be divided by them."""
+    pair = block.pair_into(names)
+    kinds = {block.schemes[name].weights for name in names}
+    if pair is None or len(kinds) > 1:
+        return
+    found = block.channels(pair)
+    w_OI = torch.cat([block.weight(name) for name in names])
+    readers = Readers(lambda x_I: found.shared(x_I, "mean"), found.expand)
+    choice = search_scale(w_OI, statistics.gram.matrix(), kinds.pop(), config, readers)
+    block.record.setdefault("smoothing", {})["+".join(names)] = {
+        "chosen": choice.name, "loss": choice.loss, "without": choice.loss_without,
+    }  # fmt: skip
+    if choice.loss < choice.loss_without:
+        block.scale_channels(pair, choice.scale_C, statistics)
+
+
+def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: AwqConfig) -> QuantizedWeight:
+    """Nearest codes of a weight that is scaled already, in ranges of least output error.
+
+    Raises:
+        ValueError: the weights are not finite.
+    """
+    if not bool(torch.isfinite(w_OI).all()):
+        raise ValueError("the weights hold values that are not finite")
+    if config.scale_search:
+        scale, zero = search_qparams(w_OI, gram_II.diagonal(), args)
+    else:
+        scale, zero = minmax_qparams(w_OI, args)
+    w_OGi = w_OI.view(w_OI.shape[0], scale.shape[-1], -1)
+    shift = 0.0 if zero is None else zero.float().unsqueeze(-1)
+    q_OGi = quantize(w_OGi, scale.unsqueeze(-1), shift, args)
+    delta_OI = ((q_OGi - shift) * scale.unsqueeze(-1) - w_OGi).view_as(w_OI)
+    loss = float(((delta_OI @ gram_II) * delta_OI).sum(dtype=torch.float64))
+    q_OI = q_OGi.to(code_dtype(args)).view_as(w_OI)
+    return QuantizedWeight(q_OI, scale, zero, loss, global_scale=tensor_scale(w_OI, args))
+
+
+def step(block: Any, rows: dict[str, Scheme], config: AwqConfig) -> None:
+    """Rounds the block's weights, those that read the same input together; `smooth` has scaled them."""
+    for weights, gram_II in block.sublayers():
+        for scheme in dict.fromkeys(rows[name] for name in weights):
+            names = [name for name in weights if rows[name] == scheme]
+            stacked_OI = torch.cat([block.weight(name) for name in names])
+            block.set(names, solve(stacked_OI, gram_II, scheme.weights, config))
+
+
+AWQ = Method(
+    name="awq",
+    paper="Lin et al., AWQ, arXiv:2306.00978",
+    config=AwqConfig,
+    statistics="gram",
+    kind="block",
+    step=step,
+    smooth=smooth,
+)

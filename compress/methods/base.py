@@ -19,12 +19,16 @@ class Override(BaseModel):
 
 
 class StepConfig(BaseModel):
-    """The keys that every quantizing step of a recipe has."""
+    """The keys of a step of a recipe.
+
+    Attributes:
+        scheme: how the weights are coded; null where the step leaves that to a later one.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str
-    scheme: str | Scheme
+    scheme: str | Scheme | None = None
     group_size: int | None = Field(default=None, ge=8)
     group_fallback: tuple[Annotated[int, Field(ge=8)], ...] = ()
     ignore: tuple[str, ...] = ("lm_head",)
@@ -40,13 +44,17 @@ class Method:
         paper: where it comes from.
         config: the frozen type of its recipe step.
         statistics: what it needs of the calibration activations: "gram", or None when it is data-free.
-        kind: "block" steps run inside the walk; "model" steps on a whole model.
-        step: `step(block, rows, config)`, which sets the block's coded weights.
+        kind: "block" steps code a block's weights inside the walk, "smooth" steps only scale its channels there;
+            "model" steps work on a whole model.
+        step: `step(block, rows, config)`, which sets the block's coded weights; None where it codes nothing.
+        smooth: `smooth(block, names, statistics, config)`, called for each group of weights that read one input, before
+            they are coded; None where it scales nothing.
     """
 
     name: str
     paper: str
     config: type[StepConfig]
-    statistics: Literal["gram"] | None
-    kind: Literal["block", "model"]
-    step: Callable[[Any, dict[str, Scheme], Any], None]
+    statistics: Literal["gram", "absmax"] | None
+    kind: Literal["block", "smooth", "model"]
+    step: Callable[[Any, dict[str, Scheme], Any], None] | None
+    smooth: Callable[[Any, list[str], Any, Any], None] | None = None

@@ -44,6 +44,7 @@ class GptqConfig(StepConfig):
     """
 
     method: Literal["gptq"] = "gptq"
+    scheme: str | Scheme
     actorder: Literal["static"] | None = "static"
     scale_search: bool = True
     damping: float = Field(default=0.005, gt=0, le=1)

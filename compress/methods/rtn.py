@@ -22,6 +22,7 @@ class RtnConfig(StepConfig):
     """
 
     method: Literal["rtn"] = "rtn"
+    scheme: str | Scheme
     scale_search: bool = False
 
 

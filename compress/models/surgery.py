@@ -2,8 +2,8 @@
 
 A pair (models/family.py) names both places. Its channels are counted once however often they are read: with
 grouped queries a value head is read by several query heads, so that the targets have more input columns than
-there are channels. `Channels` translates between the two. Weights are changed in place, in the precision that they
-have; dividing a norm or a bias and multiplying a column are each rounded once, so "the same" is to rounding.
+there are channels. `Channels` translates between the two. Weights are changed in place. A norm's weight is rounded to
+bfloat16, as it will be stored, and the readers undo what that left of the scale: "the same" is to float rounding.
 
 Left out: scaling through an activation that is not positively homogeneous, and anything between two blocks.
 """
@@ -86,21 +86,38 @@ def fold(block: nn.Module, pair: Pair, scale_C: Tensor, config: Any) -> None:
         scale_C: positive, one a channel.
         config: transformers' config of the model.
     """
-    fold_source(block, pair, scale_C, config)
-    fold_targets(block, pair, scale_C, config)
+    fold_targets(block, pair, fold_source(block, pair, scale_C, config), config)
 
 
 @torch.no_grad()
-def fold_source(block: nn.Module, pair: Pair, scale_C: Tensor, config: Any) -> None:
-    """The source's half of `fold`: weight and bias of its channels are divided by `scale_C` [C]."""
+def fold_source(block: nn.Module, pair: Pair, scale_C: Tensor, config: Any) -> Tensor:
+    """The source's half of `fold`: its channels are divided by `scale_C` [C].
+
+    Returns:
+        The scales [C] that the source was divided by in truth. A norm's weight is stored in bfloat16 and is rounded to
+        it here, so that they can be undone exactly; those of a linear source are `scale_C`.
+    """
     rows_C = channels(block, pair, config).rows_C
     _check(scale_C, len(rows_C))
-    weight, bias = _weight(block, pair.source), getattr(block.get_submodule(pair.source), "bias", None)
+    weight = _weight(block, pair.source)
     if weight.dim() == 1:
         one = 1.0 if pair.plus_one else 0.0
-        weight.add_(one).div_(scale_C.to(weight)).sub_(one)
+        before_C = weight + one
+        weight.copy_((before_C / scale_C.to(weight) - one).bfloat16())
+        after_C = weight + one
+        kept_C = (before_C != 0) & (after_C != 0)
+        scale_C = torch.where(kept_C, before_C / after_C, scale_C.to(weight))
     else:
         weight[rows_C] = weight[rows_C] / scale_C.to(weight).unsqueeze(1)
+    fold_bias(block, pair, scale_C, config)
+    return scale_C
+
+
+@torch.no_grad()
+def fold_bias(block: nn.Module, pair: Pair, scale_C: Tensor, config: Any) -> None:
+    """Divides the source's bias, where it has one, by `scale_C` [C]."""
+    rows_C = channels(block, pair, config).rows_C
+    bias = getattr(block.get_submodule(pair.source), "bias", None)
     if bias is not None:
         bias[rows_C] = bias[rows_C] / scale_C.to(bias)
 
