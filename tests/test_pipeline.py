@@ -105,6 +105,31 @@ def test_artifact_holds_what_design_says(tiny: MakeTiny, text: Path, tmp_path: P
     assert read(out)["verdict"] is None
 
 
+def test_an_artifact_has_the_names_of_the_modules(
+    tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]
+) -> None:
+    """GPT-2's checkpoint leaves the decoder's name out and holds masks; plain transformers loads what is made of it."""
+    from safetensors.torch import load_file
+
+    model = shutil.copytree(tiny("gpt2", tied=True), tmp_path / "model")
+    stored = load_file(model / "model.safetensors")
+    spoil(model, lambda t: [t.update({name.removeprefix("transformer."): t.pop(name)}) for name in stored])
+    spoil(model, lambda t: t.update({"h.0.attn.bias": torch.ones(1, 1, 4, 4)}))
+    out = run(write_recipe(tmp_path, text, scheme="W8A16", fmt="dense"), model, tmp_path / "out").folder
+    made = load_file(out / "model.safetensors")
+    assert set(made) == {*stored, "transformer.h.0.attn.bias"}
+    assert all(made[name].shape == stored[name].shape for name in stored)
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_an_unknown_family_by_structure(
+    method: str, tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]
+) -> None:
+    outcome = run(write_recipe(tmp_path, text, method=method), tiny("stablelm", tied=False), tmp_path / "out")
+    assert outcome.report["verified"]["logit_error"] < 1e-2
+    assert any("by its structure alone" in note for note in outcome.report["artifact"]["notes"])
+
+
 def test_dense_equals_packed(tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Any]) -> None:
     model = tiny("qwen2", tied=False)
     packed = run(write_recipe(tmp_path, text, method="rtn"), model, tmp_path / "packed").folder

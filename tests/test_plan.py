@@ -1,5 +1,6 @@
 """The plan: every weight's fate, bytes by hand, and refusals that name weights and choices; no weights needed."""
 
+import dataclasses
 import json
 import re
 import socket
@@ -61,6 +62,24 @@ def plan_of(
 
 def fates(plan: Plan) -> dict[str, str]:
     return {row.name: row.scheme.text if row.scheme else "dense" for row in plan.rows}
+
+
+# ---- families
+
+
+def test_transposed_layers_need_a_format_that_holds_them() -> None:
+    name = "model.layers.0.mlp.down_proj"
+    model = dataclasses.replace(shapes(), transposed=frozenset({name}))
+    (refusal,) = plan_of("{method: rtn, scheme: W8A16}", model).refusals
+    assert all(word in refusal for word in ("compressed-tensors", name, "Conv1D", "dense"))
+    assert plan_of("{method: rtn, scheme: W8A16}", model, format="dense").refusals == ()
+    assert plan_of("{method: rtn, scheme: W8A16, ignore: [lm_head, down_proj]}", model).refusals == ()
+
+
+def test_a_family_known_by_its_structure_says_so() -> None:
+    family = dataclasses.replace(LLAMA, model_type="other", fused=(), pairs=(), inferred=True)
+    (note,) = plan_of("{method: rtn, scheme: W8A16}", family=family).notes
+    assert "'other' is known by its structure alone" in note
 
 
 # ---- groups

@@ -2,9 +2,10 @@
 
 Embedding and head are what transformers' own accessors give, the blocks are the one list as long as the config
 says, the final norm is what reads the last block's output. That is a guess until it is tried, and it is tried on
-the skeleton, before any weights are read: one block runs on the meta device, and the model's own forward runs
-twice around stubs of its blocks, on random embeddings. The family is refused unless every block reads exactly what
-the one before returned, nothing that a block is given depends on the tokens, and every linear layer is used once.
+the skeleton, before any weights are read: one block of each kind runs on the meta device, and the model's own
+forward runs twice around stubs of its blocks, on random embeddings. The family is refused unless every block reads
+exactly what the one before returned, nothing that a block is given depends on the tokens, every linear layer is used
+once, and the final norm only at the end.
 
 Left out: experts, recurrences, and whatever else keeps blocks from being a plain chain of linear layers.
 """
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.models.family import ModelFamily
-from compress.models.frame import Call, inner_name, output_of, run_frame
+from compress.models.frame import Call, Head, inner_name, output_of, run_frame
 from compress.models.kinds import unsupported
 
 _ROWS, _SHAPE = 8, (2, 5)  # embedding rows and tokens of a trial
@@ -73,7 +74,9 @@ def _named(skeleton: Any, model_type: str) -> ModelFamily:
 def _tried(skeleton: nn.Module, family: ModelFamily) -> ModelFamily:
     """The family with its norm, after trials on the skeleton."""
     rows_BT = torch.arange(_SHAPE[0] * _SHAPE[1]).view(_SHAPE) % _ROWS
-    tuples = _first_block_returns_tuple(skeleton, family, rows_BT)
+    blocks: Any = skeleton.get_submodule(family.blocks)
+    reached = _reach_first_block(skeleton, family, rows_BT)
+    tuples = _returns_tuple(blocks[0], reached.hidden_BTD, reached.call)
     first, second = (_follow(skeleton, family, rows, tuples) for rows in (rows_BT, rows_BT.flip(1)))
     if first.broken or len(first.calls) != skeleton.config.num_hidden_layers:  # type: ignore[union-attr]
         raise _Unclear("its blocks are no plain chain, in which each reads what the one before returned")
@@ -81,7 +84,13 @@ def _tried(skeleton: nn.Module, family: ModelFamily) -> ModelFamily:
         raise _Unclear("no norm was found that reads the last block's output and ends the decoder")
     if not all(_same(*calls) for calls in zip(first.calls, second.calls, strict=True)):
         raise _Unclear("what its blocks are given depends on the tokens")
-    return replace(family, norm=f"{inner_name(family)}.{first.norm}", tuples=tuples)
+    kinds = {repr(block): index for index, block in enumerate(blocks)}
+    if any(_returns_tuple(blocks[i], reached.hidden_BTD, first.calls[i]) != tuples for i in kinds.values()):
+        raise _Unclear("some of its blocks return a tuple and some do not")
+    found = replace(family, norm=f"{inner_name(family)}.{first.norm}", tuples=tuples)
+    projection = nn.Linear(reached.hidden_BTD.shape[-1], _ROWS)
+    Head(skeleton, found, nn.Identity(), projection)(reached.hidden_BTD)
+    return found
 
 
 @dataclass
@@ -91,12 +100,14 @@ class _Trail:
     Attributes:
         calls: the blocks' keyword arguments.
         broken: a block read something other than what the one before returned.
+        early: children that were used before the blocks were through.
         norm: the child that read the last block's output.
         ends: the norm's output is the decoder's.
     """
 
     calls: list[Call] = field(default_factory=list)
     broken: bool = False
+    early: set[str] = field(default_factory=set)
     norm: str | None = None
     ends: bool = False
     last: Tensor | None = None
@@ -114,8 +125,9 @@ def _follow(skeleton: nn.Module, family: ModelFamily, rows_BT: Tensor, tuples: b
 
     def notice(name: str, given: Any) -> Tensor | None:
         if trail.last is None or given is not trail.last or len(trail.calls) != count:
+            trail.early.add(name)
             return None
-        trail.norm = name if trail.norm is None else None
+        trail.norm = name if trail.norm is None and name not in trail.early else None
         trail.last = trail.last + 1
         return trail.last
 
@@ -168,12 +180,8 @@ class _Reached(Exception):
         self.hidden_BTD, self.call = hidden_BTD, call
 
 
-def _first_block_returns_tuple(skeleton: nn.Module, family: ModelFamily, rows_BT: Tensor) -> bool:
-    """Runs the first block on the meta device: whether it returns a tuple.
-
-    Raises:
-        _Unclear: it does not use each of its linear layers once, or returns something else than hidden states.
-    """
+def _reach_first_block(skeleton: nn.Module, family: ModelFamily, rows_BT: Tensor) -> _Reached:
+    """What the first block is given."""
 
     def reach(hidden_BTD: Tensor, call: Call) -> Any:
         raise _Reached(hidden_BTD, call)
@@ -181,11 +189,17 @@ def _first_block_returns_tuple(skeleton: nn.Module, family: ModelFamily, rows_BT
     try:
         run_frame(skeleton, family, _parts(skeleton, family), rows_BT, reach)
     except _Reached as reached:
-        hidden_BTD, call = reached.hidden_BTD, reached.call
-    else:
-        raise _Unclear("its blocks are never called")
-    blocks: Any = skeleton.get_submodule(family.blocks)
-    block = copy.deepcopy(blocks[0]).to("meta")
+        return reached
+    raise _Unclear("its blocks are never called")
+
+
+def _returns_tuple(original: nn.Module, hidden_BTD: Tensor, call: Call) -> bool:
+    """Runs a block on the meta device: whether it returns a tuple.
+
+    Raises:
+        _Unclear: it does not use each of its linear layers once, or returns something else than hidden states.
+    """
+    block = copy.deepcopy(original).to("meta")
     used: list[str] = []
     for name, module in list(block.named_modules()):
         if isinstance(module, nn.Linear):
@@ -193,8 +207,8 @@ def _first_block_returns_tuple(skeleton: nn.Module, family: ModelFamily, rows_BT
             setattr(block.get_submodule(parent), child, _Watched(name, module, lambda n, _: used.append(n)))
     with torch.no_grad():
         returned = block(hidden_BTD.to("meta"), **_to_meta(call))
-    if not used or len(used) != len(set(used)) or set(used) != _linear_names(blocks[0]):
-        raise _Unclear("its first block does not use each of its linear layers once")
+    if not used or sorted(used) != sorted(_linear_names(original)):
+        raise _Unclear("a block does not use each of its linear layers once")
     if not isinstance(returned, Tensor | tuple) or output_of(returned).shape != hidden_BTD.shape:
         raise _Unclear("its blocks return something else than hidden states")
     return isinstance(returned, tuple)

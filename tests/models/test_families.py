@@ -2,13 +2,15 @@
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILY_NAMES, MakeTiny, save_tiny
+from conftest import FAMILY_NAMES, MakeTiny, family_settings, save_tiny
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compress.errors import CompressError
@@ -149,6 +151,51 @@ def test_a_block_is_a_copy_in_float32_without_gradients(tiny: MakeTiny) -> None:
     with torch.no_grad():
         one.get_submodule("mlp.down_proj").weight.zero_()
     assert model.block(0).get_submodule("mlp.down_proj").weight.abs().max() > 0
+
+
+def respelled(folder: Path, to: Path, spell: Callable[[str], str], **more: torch.Tensor) -> Path:
+    """A copy of a model whose tensors have other names, and some more tensors."""
+    shutil.copytree(folder, to)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({spell(name): tensor for name, tensor in tensors.items()} | more, to / "model.safetensors")
+    return to
+
+
+SPELLINGS: dict[str, tuple[str, Callable[[str], str], dict[str, torch.Tensor]]] = {
+    "bare GPT-2 with masks": (
+        "gpt2", lambda n: n.removeprefix("transformer."), {"h.0.attn.bias": torch.ones(1, 1, 4, 4)},
+    ),
+    "bare OPT": ("opt", lambda n: n.removeprefix("model."), {}),
+    "Pythia's head and masks": (
+        "gpt_neox", lambda n: n.replace("lm_head.", "embed_out."),
+        {"gpt_neox.layers.0.attention.bias": torch.ones(1), "gpt_neox.layers.1.attention.masked_bias": torch.ones(1)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_checkpoints_that_spell_names_otherwise(tiny: MakeTiny, tmp_path: Path, case: str) -> None:
+    family, spell, more = SPELLINGS[case]
+    original = tiny(family, tied=family != "gpt_neox")
+    folder = respelled(original, tmp_path / "model", spell, **more)
+    model = open_folder(folder)
+    check_tensors(model, open_checkpoint(folder))
+    wanted_NTV = streamed_logits(open_folder(original), TOKENS_NT, 3)
+    torch.testing.assert_close(streamed_logits(model, TOKENS_NT, 3), wanted_NTV, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "why"),
+    [
+        ("opt", {"word_embed_proj_dim": 32}, "projected"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+        ("gpt2", {"add_cross_attention": True}, "encoder"),
+    ],
+)
+def test_configs_that_a_family_refuses(family: str, overrides: dict[str, Any], why: str) -> None:
+    config = {"model_type": family, **family_settings(family, 2), **overrides}
+    with pytest.raises(CompressError, match=f"this '{family}' model is not supported: .*{why}"):
+        open_model(Path(), config, reader=lambda prefix: {}, where="here")
 
 
 def test_weights_of_another_architecture_are_refused(tiny: MakeTiny) -> None:

@@ -14,7 +14,7 @@ from compress.tables import resolve
 from tests.conftest import COMMON, family_settings
 from tests.models.test_families import TOKENS_NT, open_folder, streamed_logits, whole_logits
 
-UNKNOWN = ("cohere", "glm4", "olmo", "stablelm", "starcoder2")
+UNKNOWN = ("bloom", "cohere", "glm4", "olmo", "stablelm")
 
 
 @pytest.mark.parametrize("family", UNKNOWN)
@@ -41,6 +41,8 @@ def test_structure_finds_what_is_known(family: str) -> None:
     [
         ("mixtral", "experts, or a convolution"),
         ("mamba", "experts, or a convolution"),
+        ("nanochat", "no norm was found"),
+        ("doge", "router_logits"),
     ],
 )
 def test_what_structure_does_not_tell_is_refused(model_type: str, why: str) -> None:

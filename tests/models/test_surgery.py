@@ -24,6 +24,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("opt", {"enable_bias": False}),
     ("falcon", {"multi_query": False, "bias": True}),
     ("falcon", {"parallel_attn": False}),
+    ("falcon", {"alibi": True}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
 ]
