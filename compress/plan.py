@@ -129,12 +129,7 @@ def make_plan(
     if recipe.kv_cache:
         _check_cache(shapes, fmt, draft)
     coded = [row for row in rows if row.scheme is not None]
-    if 0 < shapes.max_position < calibration["seq_len"]:
-        draft.refusals.append(
-            f"calibration.seq_len {calibration['seq_len']} is longer than the model's {shapes.max_position} positions"
-        )
-    if shapes.block_count < 1:
-        draft.refusals.append("the model has no blocks")
+    _check_model(shapes, calibration, draft)
     if not coded:
         draft.refusals.append("no weight would be quantized; look at `ignore` and `overrides`")
     before = shapes.param_bytes * shapes.other_params + sum(row.bytes_before for row in rows)
@@ -310,6 +305,15 @@ def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) ->
                 if any(schemes.get(stem + part, scheme) != scheme for part in parts[1:]):
                     draft.notes.append(f"{stem}{{{', '.join(parts)}}} differ in scheme: vLLM fuses them and refuses")
                     break
+
+
+def _check_model(shapes: ModelShapes, calibration: dict[str, Any], draft: _Draft) -> None:
+    if 0 < shapes.max_position < calibration["seq_len"]:
+        draft.refusals.append(
+            f"calibration.seq_len {calibration['seq_len']} is longer than the model's {shapes.max_position} positions"
+        )
+    if shapes.block_count < 1:
+        draft.refusals.append("the model has no blocks")
 
 
 def _check_cache(shapes: ModelShapes, fmt: Format, draft: _Draft) -> None:
