@@ -28,6 +28,8 @@ from compress.shards import StoredTensor, stored_tensors, write_checkpoint
 from compress.tables import resolve
 
 LOCK = "lock.json"
+DOCUMENTS = "documents"  # every document's answers
+CHARTS = "charts"
 STATE = ".state"
 _WEIGHTS = (
     ".safetensors",
@@ -153,6 +155,8 @@ def remove_proof(folder: Path) -> None:
     """Deletes lock and report, then the weights that they speak of: new weights never stand beside an old proof."""
     for path in (folder / LOCK, folder / "report.json", folder / INDEX, *folder.glob("model*.safetensors")):
         path.unlink(missing_ok=True)
+    for evidence in (DOCUMENTS, CHARTS):
+        shutil.rmtree(folder / evidence, ignore_errors=True)
 
 
 def read_lock(folder: Path) -> dict[str, Any]:
@@ -205,7 +209,7 @@ def _sidecars(source: Path) -> list[Path]:
     found = []
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source)
-        hidden = any(part.startswith(".") for part in relative.parts)
+        hidden = any(part.startswith(".") for part in relative.parts) or relative.parts[0] in (DOCUMENTS, CHARTS)
         weights = path.name.endswith(_WEIGHTS) or path.name.endswith(".index.json") or "original" in relative.parts
         if path.is_file() and not hidden and not weights and str(relative) not in _OURS - {"README.md"}:
             found.append(path)

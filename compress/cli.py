@@ -159,12 +159,15 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from compress.evaluation.cost import cost
     from compress.job import prepare, refusal
     from compress.plan_text import plan_text
 
     _quiet(None)
     job = prepare(options.recipe, options.model, changes=_changes(options))
-    print(json.dumps(job.plan.document()) if options.json else plan_text(job.plan))
+    takes = cost(job.suite, job.params)
+    document = {**job.plan.document(), "cost": takes.document}
+    print(json.dumps(document) if options.json else plan_text(job.plan, takes.text))
     refused = refusal(job)
     if refused:
         _say_error(refused, as_json=False)  # the document above says it already
@@ -186,13 +189,15 @@ def _print_report(document: dict[str, Any]) -> None:
     from compress.evaluation.table import summary_table
 
     verified = document["verified"] or {}
-    print(f"{document['artifact']['name']}: {', '.join(document['artifact']['scheme'])}")
+    about = document["artifact"]
+    scheme = about.get("scheme") or []
+    print(f"{about['name']}: {', '.join([scheme] if isinstance(scheme, str) else scheme)}")
     print(summary_table(document))
     if verified:
         print(f"verified: {verified['blocks']} blocks reopened, largest error {verified['max_error']:.1e}")
     if "logit_error" in verified:
         print("verified: plain transformers loads it and gives the same logits")
-    for note in document["artifact"]["notes"]:
+    for note in about.get("notes") or []:
         print("\n".join(textwrap.wrap(f"note: {note}", 80, subsequent_indent="      ")))
 
 

@@ -4,9 +4,13 @@ import os
 from pathlib import Path
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Writes `data` to a new file, forces it to the disk and renames it to `path`."""
-    temporary = path.with_name(path.name + ".tmp")
+def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
+    """Writes `data` to a new file, forces it to the disk and renames it to `path`.
+
+    Args:
+        shared: another program may write the same file now (a cache): the new file's name is then this process's own.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp" if shared else path.name + ".tmp")
     with open(temporary, "wb") as file:
         file.write(data)
         file.flush()

@@ -18,7 +18,6 @@ from compress.calibration.data import (
     resolve_dataset,
 )
 from compress.errors import CompressError, nearest
-from compress.evaluation.cost import cost
 from compress.evaluation.suite import Suite, load_suite
 from compress.formats import FORMATS
 from compress.formats.base import Format
@@ -52,6 +51,7 @@ class Job:
     suite: Suite
     model: StreamedModel
     format: Format
+    params: int
     words: Any = None  # the tokenizer, where the model is a folder here
 
 
@@ -103,12 +103,12 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
     }  # fmt: skip
     plan = make_plan(
         file.recipe, shapes, model.family, fmt,
-        names=(source.name, file.name), calibration=calibration, suite=(suite.name, cost(suite, shapes.params).text),
+        names=(source.name, file.name), calibration=calibration, suite=suite.name,
     )  # fmt: skip
     if data_used and words is not None and not plan.refusals:
         with file.located():
             check_length(data, settings, words, heldout=heldout_windows(settings.samples), vocabulary=shapes.vocab_size)
-    return Job(file, source, plan, data, suite, model, fmt, words)
+    return Job(file, source, plan, data, suite, model, fmt, shapes.params, words)
 
 
 def fetch(job: Job, name: str) -> Job:

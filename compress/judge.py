@@ -49,29 +49,27 @@ def judge(
     ours = "compress" in lock.get("stages", {})
     settings = Evaluate(**lock["recipe"]["evaluate"]) if ours else Evaluate()
     chosen = load_suite(suite or settings.suite)
-    named = str(folder.resolve()) if ours else target
-    resolve_model(named, weights=False)  # what is wrong with the name is said before anything is fetched
-    if not folder.is_dir():
-        progress("model", 0, 1)
-    source = resolve_model(named, weights=True)
-    base = _base(lock, against) if ours else resolve_model(against, weights=True) if against else None
+    named = (str(folder.resolve()) if ours else target, against or (_base_name(lock) if ours else None))
+    for name in filter(None, named):  # what is wrong with a name is said before anything is fetched
+        resolve_model(name, weights=False)
+    source, base = (resolve_model(name, weights=True) if name else None for name in named)
+    assert source is not None
     own = ours and base is not None and folder_digest(weights_folder(base)) == lock["model"]["weights_sha256"]
     if ours and not own and against is None:
         raise CompressError(
             "the base is not the model that the artifact was made from: its weights differ",
             where=lock["model"]["name"], hint="name the right one by --against",
         )  # fmt: skip
-    home = out or (folder if own else Path("evaluations") / source.name)
-    if home.resolve() != folder.resolve():
-        own = False
-        artifact.check_folder(home, source.path)
+    own = own and (out is None or out.resolve() == folder.resolve())
+    home = folder if own else out or Path("evaluations") / "--vs--".join(m.name for m in (source, base) if m)
+    if not own:
+        _check_home(home, source, base)
     asked = measure.Evaluation(
         home=home, artifact=weights_folder(source), base=weights_folder(base) if base else None, suite=chosen,
         tokens_NT=_tokens(source, base, chosen), delta=settings.delta,
         made=lock["stages"]["compress"] if own else keys.checkpoint_key(weights_folder(source)), ours=own,
     )  # fmt: skip
     measure.check(asked)
-    progress("model", 1, 1)
     with artifact.claimed(home):
         if not own:
             _begin(asked, source, base)
@@ -79,16 +77,30 @@ def judge(
     return Outcome(home, document)
 
 
-def _base(lock: dict[str, Any], against: str | None) -> Source:
-    """The model that an artifact was made from, or another that is asked for."""
+def _check_home(home: Path, source: Source, base: Source | None) -> None:
+    """Refuses to report into a model's folder or into an artifact, whose own report and proof would be lost.
+
+    Raises:
+        CompressError: it is one of them, or holds something else.
+    """
+    for model in (source, base):
+        artifact.check_folder(home, model.path if model else None)
+    if "compress" in artifact.read_lock(home).get("stages", {}):
+        raise CompressError(
+            "the folder holds an artifact, whose own report this would replace", where=str(home),
+            hint="choose another --out, or leave it out",
+        )  # fmt: skip
+
+
+def _base_name(lock: dict[str, Any]) -> str:
+    """The model that an artifact was made from, as `--model` takes it."""
     model = lock["model"]
-    if against is None and model["kind"] == "folder":
+    if model["kind"] == "folder":
         raise CompressError(
             f"the artifact was made from a folder, {model['name']!r}, which is not known here",
             where="the base", hint="name it: --against FOLDER",
         )  # fmt: skip
-    named = f"{model['repo']}@{model['revision']}" if model["kind"] == "hub" else model["name"]
-    return resolve_model(against or named, weights=True)
+    return f"{model['repo']}@{model['revision']}" if model["kind"] == "hub" else str(model["name"])
 
 
 def _tokens(source: Source, base: Source | None, suite: Any) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What is measured of a checkpoint that is there: stages by their keys, each published as it ends."""
 
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ import torch
 from compress import artifact, keys
 from compress.evaluation import card, draw, memory, page, questions, report, speed
 from compress.evaluation.compare import Results, accuracy_rows, verdict
-from compress.evaluation.metrics import Row, row
-from compress.evaluation.suite import Suite
+from compress.evaluation.likelihood import WINDOW
+from compress.evaluation.metrics import METRICS, Row, row
+from compress.evaluation.suite import TASK_METRICS, Suite
 from compress.evaluation.worker import measure_fidelity, streamed
 from compress.files import replace
 from compress.plan import read_plan
@@ -21,7 +23,15 @@ from compress.verify import Request, verify
 
 Progress = Callable[[str, int, int], None]  # what runs, how much is done, of how much
 Document = dict[str, Any]
-_OTHERS = ("heldout", "walk", "speed", "checkpoint")  # tasks of rows that no stage of fidelity or accuracy makes
+_READING = (  # what makes a model of a checkpoint
+    "numerics.py", "schemes.py", "artifact.py", "formats/*.py", "models/*.py", "runtimes/hf.py",
+)  # fmt: skip
+_FIDELITY = ("perplexity", "nll_delta", "kld_mean", "kld_median", "kld_p90", "kld_p99", "top1_agreement")
+_ACCURACY = ("target_perplexity", "acc_delta", "flips", "recovery", *TASK_METRICS)
+
+
+class Skipped(Exception):
+    """A stage that cannot be run here, and why; the next evaluation tries again."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +58,69 @@ class Evaluation:
     ours: bool
 
     @property
+    def folders(self) -> list[Path]:
+        """The checkpoints, base first."""
+        return [folder for folder in (self.base, self.artifact) if folder is not None]
+
+    @property
     def depends(self) -> list[Any]:
         """What every stage depends on, as plain data."""
-        return [self.made, None if self.base is None else keys.checkpoint_key(self.base)]
+        libraries = [importlib.metadata.version(name) for name in ("torch", "transformers")]
+        versions = {name: metric.version for name, metric in METRICS.items()}
+        return [self.made, None if self.base is None else keys.checkpoint_key(self.base), libraries, versions]
+
+
+Run = Callable[[Evaluation, Progress], list[Row] | Document]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of an evaluation.
+
+    Attributes:
+        key: the hash of what it depends on.
+        run: gives its rows; "whole" gives findings for `verified`.
+        owns: whether a row of the report is this stage's.
+        note: what the report says when the stage cannot be run here.
+    """
+
+    key: str
+    run: Run
+    owns: Callable[[Row], bool]
+    note: str
 
 
 def evaluate(asked: Evaluation, document: Document, progress: Progress) -> Document:
     """The suite's stages that the lock does not name yet; each is published as it ends."""
     stages = _stages(asked)
     lock = artifact.read_lock(asked.home)
-    missing = [name for name, (key, _) in stages.items() if lock["stages"].get(name) != key]
+    missing = [name for name, stage in stages.items() if lock["stages"].get(name) != stage.key]
     for name in missing:
-        key, stage = stages[name]
-        document = with_verdict(stage(asked, document, progress), asked)
-        lock["stages"][name] = key
-        lock["suite"] = asked.suite.model_dump(mode="json")
-        document = publish(asked.home, document, lock, charts=name == missing[-1])
+        document, done = _run(stages[name], asked, document, progress)
+        lock["stages"].pop(name, None)
+        if done:
+            lock["stages"][name] = stages[name].key
+        document = publish(asked.home, with_verdict(document, asked), lock, charts=False)
+    judged = with_verdict(document, asked)
+    suite = asked.suite.model_dump(mode="json")
+    if missing or judged != document or lock.get("suite") != suite:
+        lock["suite"] = suite
+        document = publish(asked.home, judged, lock, charts=True)
     return document
+
+
+def _run(stage: Stage, asked: Evaluation, document: Document, progress: Progress) -> tuple[Document, bool]:
+    """The document with a stage's rows in place of its old ones, and whether it could be run."""
+    document = _without_note(document, stage.note)
+    try:
+        found = stage.run(asked, progress)
+    except Skipped:
+        notes = [*document["artifact"]["notes"], stage.note]
+        document = {**document, "artifact": {**document["artifact"], "notes": notes}}
+        return _with_rows(document, [], stage.owns), False
+    if isinstance(found, dict):
+        return {**document, "verified": {**document["verified"], **found}}, True
+    return _with_rows(document, found, stage.owns), True
 
 
 def check(asked: Evaluation) -> None:
@@ -73,43 +129,54 @@ def check(asked: Evaluation) -> None:
     Raises:
         CompressError: a task of the suite, or its documents, cannot be had.
     """
-    key, _ = _stages(asked)["accuracy"]
+    key = _stages(asked)["accuracy"].key
     if asked.suite.accuracy and artifact.read_lock(asked.home).get("stages", {}).get("accuracy") != key:
         questions.documents(asked.suite)
 
 
-Stage = Callable[[Evaluation, Document, Progress], Document]
+def _stages(asked: Evaluation) -> dict[str, Stage]:
+    """The stages in the order in which they run."""
+    suite = asked.suite
+    tasks = suite.accuracy.model_dump() if suite.accuracy else None
+    text = [suite.text.name, artifact.digest(asked.tokens_NT.tolist())]
+    timed = [[p.model_dump() for p in suite.speed], torch.get_num_threads(), speed.cpu_name()]
+
+    def key(depends: list[Any], *sources: str) -> str:
+        return keys.stage_key([*asked.depends, depends], *_READING, *(f"evaluation/{s}.py" for s in sources))
+
+    stages = {
+        "whole": Stage(
+            keys.stage_key([*asked.depends], *_READING, "verify.py"), _reload, lambda _: False,
+            "not loaded whole by transformers: in float32 it does not fit in memory here",
+        ),
+        "fidelity": Stage(
+            key(text, "fidelity", "intervals", "worker", "stream"), _fidelity,
+            lambda r: r["metric"] in _FIDELITY and bool(r["conditions"]),
+            "perplexity not measured: this architecture or format is not streamed, and does not fit in memory whole",
+        ),
+        "accuracy": Stage(
+            key([tasks, questions.source(suite)], "accuracy", "likelihood", "questions", "compare", "intervals"),
+            _accuracy, lambda r: r["metric"] in _ACCURACY,
+            "accuracy not measured: the whole model does not fit in memory here",
+        ),
+        "speed": Stage(
+            key(timed, "speed"), _speed, lambda r: bool(r["task"] == "speed"),
+            "speed not measured: the whole model does not fit in memory here",
+        ),
+    }  # fmt: skip
+    return stages if asked.ours else {name: stage for name, stage in stages.items() if name != "whole"}
 
 
-def _stages(asked: Evaluation) -> dict[str, tuple[str, Stage]]:
-    """Each stage's key and function, in the order in which they run."""
-    points = [p.model_dump() for p in asked.suite.speed]
-    tasks = asked.suite.accuracy.model_dump() if asked.suite.accuracy else None
-    found: dict[str, tuple[str, Stage]] = {}
-    if asked.ours:
-        found["whole"] = keys.stage_key([asked.made], "verify.py", "runtimes/hf.py"), _reload
-    text = [*asked.depends, artifact.digest(asked.tokens_NT.tolist())]
-    found["fidelity"] = (
-        keys.stage_key(text, "evaluation/fidelity.py", "evaluation/worker.py", "evaluation/stream.py"),
-        _fidelity,
-    )
-    answered = [*asked.depends, tasks, questions.source()]
-    sources = ("evaluation/accuracy.py", "evaluation/likelihood.py", "evaluation/compare.py", "runtimes/hf.py")
-    found["accuracy"] = keys.stage_key(answered, *sources), _accuracy
-    timed = [*asked.depends, points, torch.get_num_threads(), speed.cpu_name()]
-    found["speed"] = keys.stage_key(timed, "evaluation/speed.py", "runtimes/hf.py"), _speed
-    return found
+def _fits(folders: list[Path], bytes_per_weight: int = 4, *, together: bool = False) -> bool:
+    """Whether the whole models, each by itself or all together, take under half the free memory."""
+    sizes = [bytes_per_weight * parameter_count(folder) for folder in folders]
+    return (sum(sizes) if together else max(sizes)) < memory.available_memory_bytes() // 2
 
 
-def _fits(asked: Evaluation, bytes_per_weight: int = 4) -> bool:
-    """Whether the whole model takes under half the free memory."""
-    return bytes_per_weight * parameter_count(asked.artifact) < memory.available_memory_bytes() // 2
-
-
-def _reload(asked: Evaluation, document: Document, progress: Progress) -> Document:
+def _reload(asked: Evaluation, progress: Progress) -> Document:
     """Plain transformers loads the artifact, must give our logits, and generates."""
-    if not _fits(asked):
-        return _with_note(document, "not loaded whole by transformers: in float32 it does not fit in memory here")
+    if not _fits([asked.artifact]):
+        raise Skipped
     progress("reload", 0, 1)
     found = verify(
         Request(
@@ -118,43 +185,32 @@ def _reload(asked: Evaluation, document: Document, progress: Progress) -> Docume
         )
     )  # fmt: skip
     progress("reload", 1, 1)
-    return {**document, "verified": {**document["verified"], **found}}
+    return found
 
 
-def _fidelity(asked: Evaluation, document: Document, progress: Progress) -> Document:
+def _fidelity(asked: Evaluation, progress: Progress) -> list[Row]:
     """Perplexity, and divergence from the base, on the suite's text."""
-    folders = [folder for folder in (asked.base, asked.artifact) if folder]
-    runtime = "stream" if all(map(streamed, folders)) else "hf"
-
-    def stale(r: Row) -> bool:
-        return r["task"] not in _OTHERS and r["metric"] != "block_error" and "backend" not in r["conditions"]
-
-    if runtime == "hf" and not _fits(asked):
-        note = "perplexity not measured: this architecture or format is not streamed, and does not fit in memory whole"
-        return _with_note(_with_rows(document, [], stale), note)
+    runtime = "stream" if all(map(streamed, asked.folders)) else "hf"
+    if runtime == "hf" and not _fits(asked.folders, together=True):
+        raise Skipped
     conditions = {
         "runtime": runtime, "dtype": "float32", "seq_len": asked.suite.text.seq_len,
         "data": artifact.digest(asked.tokens_NT.tolist())[:16], **artifact.coded_activations(asked.artifact),
     }  # fmt: skip
-    rows = measure_fidelity(
+    return measure_fidelity(
         asked.base, asked.artifact, asked.tokens_NT.tolist(), task=asked.suite.text.name, conditions=conditions,
         threads=torch.get_num_threads(), progress=lambda done, total: progress("fidelity", done, total),
     )  # fmt: skip
-    return _with_rows(document, rows, stale)
 
 
-def _accuracy(asked: Evaluation, document: Document, progress: Progress) -> Document:
+def _accuracy(asked: Evaluation, progress: Progress) -> list[Row]:
     """The suite's tasks, by base and artifact on the same documents."""
-
-    def stale(r: Row) -> bool:
-        return "backend" in r["conditions"]
-
+    questions.forget(asked.home)
     if asked.suite.accuracy is None:
-        return _with_rows(document, [], stale)
-    dtype = next((d for d, size in (("float32", 4), ("bfloat16", 2)) if _fits(asked, size)), None)
+        return []
+    dtype = next((d for d, size in (("float32", 4), ("bfloat16", 2)) if _fits(asked.folders, size)), None)
     if dtype is None:
-        note = "accuracy not measured: the whole model does not fit in memory here"
-        return _with_note(_with_rows(document, [], stale), note)
+        raise Skipped
     documents = questions.documents(asked.suite)
 
     def answers(folder: Path, name: str) -> Results:
@@ -168,28 +224,23 @@ def _accuracy(asked: Evaluation, document: Document, progress: Progress) -> Docu
     questions.keep(asked.home, base, found)
     conditions = {
         "runtime": "hf", "device": "cpu", "dtype": dtype, "num_fewshot": 0, "chat_template": False,
-        "sample": asked.suite.accuracy.sample or "all",
+        "window": WINDOW, "sample": asked.suite.accuracy.sample or "all",
         "data": artifact.digest([[name for _, name in pairs] for pairs in documents.values()])[:16],
         **artifact.coded_activations(asked.artifact),
     }  # fmt: skip
-    return _with_rows(document, accuracy_rows(base, found, asked.suite, conditions), stale)
+    return accuracy_rows(base, found, asked.suite, conditions)
 
 
-def _speed(asked: Evaluation, document: Document, progress: Progress) -> Document:
+def _speed(asked: Evaluation, progress: Progress) -> list[Row]:
     """Speed and memory of base and artifact, in turn."""
-
-    def stale(r: Row) -> bool:
-        return bool(r["task"] == "speed")
-
     if not asked.suite.speed:
-        return _with_rows(document, [], stale)
-    if not _fits(asked):
-        return _with_note(document, "speed not measured: the whole model does not fit in memory here")
-    rows = speed.measure(
+        return []
+    if not _fits(asked.folders):
+        raise Skipped
+    return speed.measure(
         asked.base, asked.artifact, grid=[speed.Point(p.batch, p.context, p.output) for p in asked.suite.speed],
         threads=torch.get_num_threads(), on_progress=lambda _, share: progress("speed", round(100 * share), 100),
     )  # fmt: skip
-    return _with_rows(document, rows, stale)
 
 
 def size_rows(folder: Path, base: Path | None) -> list[Row]:
@@ -205,9 +256,9 @@ def with_verdict(document: Document, asked: Evaluation) -> Document:
     return {**document, "verdict": verdict(document["measurements"], asked.suite, asked.delta)}
 
 
-def _with_note(document: Document, note: str) -> Document:
-    notes = [*document["artifact"]["notes"], note]
-    return {**document, "artifact": {**document["artifact"], "notes": list(dict.fromkeys(notes))}}
+def _without_note(document: Document, note: str) -> Document:
+    notes = [kept for kept in document["artifact"]["notes"] if kept != note]
+    return {**document, "artifact": {**document["artifact"], "notes": notes}}
 
 
 def _with_rows(document: Document, rows: list[Row], stale: Callable[[Row], bool]) -> Document:

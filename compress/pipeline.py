@@ -17,7 +17,7 @@ from compress.calibration.data import (
 )
 from compress.calibration.walk import State, WalkSpec, open_state, walk
 from compress.errors import CompressError
-from compress.evaluation import memory, report
+from compress.evaluation import memory, questions, report
 from compress.evaluation.fidelity import compare_hidden, fidelity_rows
 from compress.evaluation.metrics import Row, row
 from compress.files import replace
@@ -71,6 +71,8 @@ def run(
     artifact.check_folder(folder, job.source.path)
     if not (folder / artifact.LOCK).is_file():  # else it may be done already, and needs little
         _check_machine(job.plan, folder)
+    if evaluate and job.suite.accuracy and "accuracy" not in artifact.read_lock(folder).get("stages", {}):
+        questions.documents(job.suite)  # what cannot be had is said before anything is fetched
     progress("model", 0, 1)
     job = fetch(with_kept_data(job, folder), model)
     progress("model", 1, 1)
@@ -85,11 +87,22 @@ def run(
         with artifact.claimed(folder):
             if not is_done(folder, key):  # another run may have ended meanwhile
                 _make(job, windows, folder, key, progress)
-    document = report.read(folder)
-    if asked is not None:
-        with artifact.claimed(folder):
+    with artifact.claimed(folder):
+        _keep_recipe(job, folder)
+        document = report.read(folder)
+        if asked is not None:
             document = measure.evaluate(asked, document, progress)
     return Outcome(folder, document)
+
+
+def _keep_recipe(job: Job, folder: Path) -> None:
+    """The recipe as it is asked for now: what changes no weight (summary, suite, delta) makes nothing anew."""
+    lock = artifact.read_lock(folder)
+    if lock["recipe"] == job.recipe.recipe.document():
+        return
+    replace(folder / "recipe.yaml", job.recipe.text.encode())
+    lock |= {"recipe": job.recipe.recipe.document(), "changes": dict(job.recipe.changes)}
+    publish(folder, report.read(folder), lock, charts=False)
 
 
 def _evaluation(job: Job, folder: Path, key: str, tokens_NT: torch.Tensor) -> measure.Evaluation:

@@ -58,7 +58,6 @@ class Plan:
     sequential: bool
     calibration: dict[str, Any]
     suite: str
-    cost: str
     loaders: tuple[str, ...]
     memory_bytes: int
     disk_bytes: int
@@ -109,13 +108,13 @@ def make_plan(
     *,
     names: tuple[str, str],
     calibration: dict[str, Any],
-    suite: tuple[str, str] = ("", ""),
+    suite: str | None = None,
 ) -> Plan:
     """Resolves a recipe against a model.
 
     Args:
         names: the model's and the recipe's, for the reader.
-        suite: what is measured, and what that costs, in words.
+        suite: what is measured, where it is not the recipe's.
         calibration: what the data resolve to: `dataset`, `asked`, `reason`, `tokens`, `heldout`, `seq_len`.
     """
     draft = _Draft()
@@ -150,8 +149,7 @@ def make_plan(
         sequential=sequential,
         calibration=calibration,
         loaders=fmt.loaders,
-        suite=suite[0] or recipe.evaluate.suite,
-        cost=suite[1],
+        suite=suite or recipe.evaluate.suite,
         memory_bytes=_memory(shapes, calibration, method.statistics or data, sequential),
         disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, data),
         kv_cache=recipe.kv_cache,

@@ -43,8 +43,8 @@ def _spans(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def plan_text(plan: Plan) -> str:
-    """The whole plan as text."""
+def plan_text(plan: Plan, cost: str = "") -> str:
+    """The whole plan as text; `cost` says what the suite takes on this machine."""
     lines = [*textwrap.wrap(f"{plan.recipe} on {plan.model}, written as {plan.format}", WIDTH), ""]
     for name, row, count in folded(plan.rows):
         what = row.scheme.text if row.scheme else "dense"
@@ -68,7 +68,7 @@ def plan_text(plan: Plan) -> str:
         ("statistics", statistics),
         ("calibration data", f"{data['dataset']}{asked}" if plan.statistics != "none" else "none needed"),
         ("calibration tokens", f"{data['tokens']:,} and {data['heldout']:,} held out"),
-        ("suite", plan.cost or plan.suite),
+        ("suite", cost or plan.suite),
         ("loaded by", ", ".join(plan.loaders)),
         ("peak memory, about", show_bytes(plan.memory_bytes)),
         ("disk while running", show_bytes(plan.disk_bytes)),

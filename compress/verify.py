@@ -24,7 +24,7 @@ from compress.runtimes.hf import HfRuntime
 from compress.schemes import CACHE_SCALES
 from compress.workers import call, serve
 
-TOLERANCE = 1e-4  # relative, of a block's output; the same arithmetic on the same values gives about 1e-6
+TOLERANCE = 1e-3  # relative, of a block's output: another order of sums, through all blocks, has given 1e-4
 LOGIT_TOLERANCE = 2e-2  # relative: a loader may round the weight it expands
 WHOLE_TOKENS = 64
 GENERATED = 16

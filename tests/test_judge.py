@@ -12,7 +12,7 @@ from conftest import MakeTiny, byte_tokenizer
 from compress import cli, pipeline, verify
 from compress.artifact import read_lock
 from compress.errors import CompressError
-from compress.evaluation import draw, questions, speed, worker
+from compress.evaluation import draw, memory, questions, speed, worker
 from compress.judge import judge
 
 WORDS = " ".join(f"word {i} of many" for i in range(200))
@@ -38,7 +38,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("words.txt").write_text(WORDS)
     Path("recipe.yaml").write_text(RECIPE)
     Path("suite.yaml").write_text(SUITE)
-    Path("few.json").write_text(json.dumps({"summary": "ten", "tokens": 300, "documents": {"everyday": names(10)}}))
+    Path("few.json").write_text(
+        json.dumps(
+            {
+                "summary": "ten",
+                "tokens": 300,
+                "documents": {"everyday": names([3, 7, 20, 41, 60, 77, 99, 120, 161, 199])},
+            }
+        )
+    )
     return tmp_path
 
 
@@ -54,14 +62,14 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "call", call)
 
 
-def names(count: int) -> list[str]:
-    """Hashes of the first documents of `everyday`, computed as their definition says."""
+def names(places: list[int]) -> list[str]:
+    """Hashes of some documents of `everyday`, computed as their definition says."""
     import hashlib
 
     from compress.paths import data_dir
 
-    lines = (data_dir("eval") / "tasks" / "everyday" / "everyday.jsonl").read_text().splitlines()[:count]
-    shown = [[d["text"], d["label"], d["choices"]] for d in map(json.loads, lines)]
+    lines = (data_dir("eval") / "tasks" / "everyday" / "everyday.jsonl").read_text().splitlines()
+    shown = [[d["text"], d["label"], d["choices"]] for d in (json.loads(lines[i]) for i in places)]
     return [hashlib.sha256(json.dumps(s, ensure_ascii=False).encode()).hexdigest()[:12] for s in shown]
 
 
@@ -132,9 +140,75 @@ def test_not_the_base_that_it_was_made_from(tiny: MakeTiny) -> None:
     kept = (folder / "report.json").read_bytes()
     other = tiny("llama", tied=True, seed=7)
     outcome = judge(str(folder), against=str(other), progress=nothing)
-    assert outcome.folder == Path("evaluations/made")
+    assert outcome.folder == Path("evaluations") / f"made--vs--{other.name}"
     assert outcome.report["base"]["name"] == other.name
     assert (folder / "report.json").read_bytes() == kept
+
+
+@pytest.mark.usefixtures("inline")
+def test_what_changes_no_weight_changes_the_verdict(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another delta or basis: nothing is measured again, and everything says the new one."""
+    Path("suite.yaml").write_text(SUITE + "basis: accuracy\n")
+    model = tiny("llama", tied=True)
+    folder = make(model, evaluate=True)
+    first = json.loads((folder / "report.json").read_text())["verdict"]
+    assert (first["basis"], first["delta"]) == ("accuracy", 0.2)
+    for module in (questions, worker, verify, speed):
+        monkeypatch.setattr(module, "call", None)
+    Path("recipe.yaml").write_text(RECIPE.replace("0.2", "0.9"))
+    make(model, evaluate=True)
+    second = json.loads((folder / "report.json").read_text())["verdict"]
+    assert (second["delta"], second["overall"]) == (0.9, "non_inferior")
+    assert "0.9" in (folder / "recipe.yaml").read_text()
+    assert read_lock(folder)["recipe"]["evaluate"]["delta"] == 0.9
+    Path("suite.yaml").write_text(SUITE)
+    make(model, evaluate=True)
+    assert json.loads((folder / "report.json").read_text())["verdict"]["basis"] == "perplexity"
+    assert read_lock(folder)["suite"]["basis"] == "perplexity"
+
+
+@pytest.mark.usefixtures("inline")
+def test_other_questions_are_asked_anew(tiny: MakeTiny) -> None:
+    model = tiny("llama", tied=True)
+    once = judge(str(model), suite="suite.yaml", progress=nothing)
+    Path("few.json").write_text(json.dumps({"summary": "two", "tokens": 9, "documents": {"everyday": names([1, 2])}}))
+    questions.documents.cache_clear()
+    again = judge(str(model), suite="suite.yaml", progress=nothing)
+    counts = [{r["n"] for r in o.report["measurements"] if r["metric"] == "acc"} for o in (once, again)]
+    assert counts == [{10}, {2}]
+
+
+@pytest.mark.usefixtures("inline")
+def test_no_room_now_is_measured_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_gpt2(Path("model"), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "available_memory_bytes", lambda: 1000)
+        report = judge(str(model), suite="suite.yaml", progress=nothing).report
+        assert {r["metric"] for r in report["measurements"]} == {"size_bytes"}
+        assert len(report["artifact"]["notes"]) == 2
+    report = judge(str(model), suite="suite.yaml", progress=nothing).report
+    assert {r["metric"] for r in report["measurements"]} >= {"acc", "perplexity"}
+    assert report["artifact"]["notes"] == []
+
+
+@pytest.mark.usefixtures("inline")
+def test_nothing_is_reported_into_a_model_or_over_an_artifact(tiny: MakeTiny) -> None:
+    model, other = tiny("llama", tied=True), tiny("llama", tied=True, seed=7)
+    folder = make(model)
+    kept = {p: p.read_bytes() for p in (*folder.iterdir(), *model.iterdir()) if p.is_file()}
+    for target, against, out in (
+        (folder, other, folder), (model, None, folder), (model, None, model), (other, model, model / "inside"),
+    ):  # fmt: skip
+        with pytest.raises(CompressError):
+            judge(str(target), against=str(against) if against else None, suite="suite.yaml", out=out, progress=nothing)
+    assert {p: p.read_bytes() for p in (*folder.iterdir(), *model.iterdir()) if p.is_file()} == kept
+
+
+def test_a_metric_that_the_task_does_not_report(tiny: MakeTiny) -> None:
+    Path("suite.yaml").write_text(SUITE.replace("{task: everyday}", "{task: everyday, metric: word_perplexity}"))
+    with pytest.raises(CompressError, match="does not report 'word_perplexity'"):
+        judge(str(tiny("llama", tied=True)), suite="suite.yaml", progress=nothing)
+    assert not Path("evaluations").exists()
 
 
 def make_gpt2(folder: Path, seed: int) -> Path:

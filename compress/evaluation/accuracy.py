@@ -29,14 +29,13 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
 from compress.errors import CompressError, nearest
-from compress.evaluation.likelihood import Tokens, score
+from compress.evaluation.likelihood import WINDOW, Tokens, score
 from compress.models.load import hush, tokenizer
 from compress.paths import data_dir
 from compress.runtimes import RUNTIMES
 from compress.tables import resolve
 from compress.workers import serve, tell
 
-WINDOW = 2048  # the longest context that is scored at once; rolling windows have this length
 _KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
 _LM_EVAL_TASKS = Path(lm_eval.__file__).parent / "tasks"
 
@@ -118,11 +117,13 @@ def _load_task(name: str) -> Any:
         manager = TaskManager()
     if name not in manager.all_subtasks:
         hint = "`lm-eval ls tasks` lists them; a suite names tasks, not groups"
-        raise CompressError(f"unknown task {name!r}; {nearest(name, _known(manager, name))}", hint=hint)
+        what = f"unknown task {name!r}; {nearest(name, _known(manager, name))}"
+        raise CompressError(what, where="the suite's tasks", hint=hint)
     with _data_errors(name), contextlib.chdir(home or Path.cwd()):  # data_files are relative to the working directory
         task = manager.load(name)["tasks"][name]
     if task.OUTPUT_TYPE not in _KINDS:
-        raise CompressError(f"task {name!r} generates text; only tasks scored by likelihood are run")
+        what = f"task {name!r} generates text; only tasks scored by likelihood are run"
+        raise CompressError(what, where="the suite's tasks", hint="leave it out of the suite")
     return task
 
 
@@ -153,6 +154,7 @@ def _data_errors(name: str) -> Iterator[None]:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CompressError(
             f"the documents of task {name!r} cannot be had: {first}",
+            where="the suite's tasks",
             hint="connect to the hub, or set COMPRESS_DATA_DIR to a folder with the tasks' JSONL files",
         ) from error
 
@@ -177,6 +179,7 @@ def choose(task: Any, name: str, wanted: Sequence[str] | None) -> list[tuple[int
     if absent:
         raise CompressError(
             f"{len(absent)} of the sample's documents of task {name!r} are not in the data, first {absent[0]}",
+            where="the suite's sample",
             hint="use the data that the sample was drawn from, or the suite core-full",
         )
     kept = set(places if wanted is None else wanted)
@@ -190,14 +193,21 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The worker.
 
     Request: `tasks`. To find documents, {name: sample}, a list of hashes or null for all; the answer names the
-    (index, hash) pairs. To score, {name: pairs}, and `model` (a folder), `runtime`, `dtype`, `threads`.
+    (index, hash) pairs, and the metrics that the task reports. To score, {name: pairs}, and `model` (a folder),
+    `runtime`, `dtype`, `threads`.
     """
     with contextlib.redirect_stdout(sys.stderr):
         hush()
         tasks = load_tasks(list(request["tasks"]))
         if "model" in request:
             return _evaluate(request, tasks)
-        return {name: choose(task, name, request["tasks"][name]) for name, task in tasks.items()}
+        return {
+            name: {
+                "documents": choose(task, name, request["tasks"][name]),
+                "metrics": [metric["metric"] for metric in task.config.metric_list],
+            }
+            for name, task in tasks.items()
+        }
 
 
 def _evaluate(request: dict[str, Any], tasks: dict[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from compress.evaluation.intervals import Array, bootstrap, mean_interval, wilson
+from compress.evaluation.intervals import Array, bootstrap, paired_difference, wilson
 from compress.evaluation.metrics import METRICS, Row, Subject, row
-from compress.evaluation.suite import BINARY, Suite
+from compress.evaluation.suite import BINARY, Suite, Task
 
+_OURS = {"perplexity": "target_perplexity"}  # lambada's is of a whole last word, not of a token
 LOG_RATIO_DELTA = 0.05  # of the log of the perplexity ratio
 Results = dict[str, dict[str, Any]]  # what `accuracy` answers for each task
 
@@ -32,7 +33,7 @@ def accuracy_rows(base: Results | None, artifact: Results, suite: Suite, conditi
         where = {**conditions, "task_version": found["version"]}
         for subject, results in (("base", base), ("artifact", artifact)):
             if results is not None:
-                rows += _task_rows(subject, task.task, results[task.task], where)  # type: ignore[arg-type]
+                rows += _task_rows(subject, task, results[task.task], where)  # type: ignore[arg-type]
         if base is not None and task.metric in BINARY:
             values_N3 = paired(base[task.task], found, task.metric)
             rows += _pair_rows(values_N3, task.task, {**where, "metric": task.metric})
@@ -45,13 +46,16 @@ def accuracy_rows(base: Results | None, artifact: Results, suite: Suite, conditi
     return rows
 
 
-def _task_rows(subject: Subject, task: str, result: dict[str, Any], conditions: dict[str, Any]) -> list[Row]:
+def _task_rows(subject: Subject, task: Task, result: dict[str, Any], conditions: dict[str, Any]) -> list[Row]:
     n = len(result["documents"])
     rows = []
-    for metric, value in result["metrics"].items():
+    for reported, value in result["metrics"].items():
+        metric = _OURS.get(reported, reported)
         if metric in METRICS:  # a task may report what nobody here has defined; it is kept with the documents
             low, high = wilson(value, n) if metric in BINARY else (None, None)
-            rows.append(row(metric, subject, task, value, low=low, high=high, n=n, conditions=conditions))
+            counts = {"counts": reported == task.metric}
+            rows.append(row(metric, subject, task.task, value, low=low, high=high, n=n, conditions=conditions,
+                            context=counts))  # fmt: skip
     return rows
 
 
@@ -70,7 +74,7 @@ def paired(base: dict[str, Any], artifact: dict[str, Any], metric: str) -> Array
 
 def _pair_rows(values_N3: Array, task: str, conditions: dict[str, Any]) -> list[Row]:
     difference_N = values_N3[:, 1] - values_N3[:, 0]
-    low, high = mean_interval(difference_N)
+    low, high = paired_difference(difference_N)
     n = len(difference_N)
     gained, lost = int((difference_N > 0).sum()), int((difference_N < 0).sum())
     note = {"interval": "95%, paired bootstrap over documents"}

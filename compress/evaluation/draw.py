@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compress.artifact import CHARTS
 from compress.evaluation.charts import NAMES, charts
 from compress.evaluation.marks import Chart, picture
 from compress.evaluation.report import Report
@@ -25,7 +26,7 @@ from compress.files import replace
 from compress.paths import cache_dir
 from compress.workers import call, serve
 
-FOLDER = "charts"
+FOLDER = CHARTS
 _SCALE = 2  # pixels of a picture for each of its points: sharp on today's screens
 
 

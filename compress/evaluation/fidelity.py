@@ -103,7 +103,7 @@ def fidelity_rows(found: Fidelity, task: str, conditions: dict[str, Any], window
     low, high = mean_interval(per_window.numpy())
     difference = row(
         "nll_delta", "pair", task, float(per_window.mean()), low=low, high=high, n=windows, conditions=conditions,
-        context={"interval": "95%, paired bootstrap over windows"},
+        context={"interval": "95%, Student, over windows"},
     )  # fmt: skip
     context = {"percentiles": percentiles}
     return [

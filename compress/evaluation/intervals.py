@@ -1,8 +1,10 @@
-"""95% intervals: of a share (Wilson), and of anything computed from documents (bootstrap).
+"""95% intervals: of a share (Wilson), a mean (Student), and anything computed from documents (bootstrap).
 
 A bootstrap draws the documents again, as many as there are and each as often as chance has it, and computes the
 figure anew; the interval holds the middle 95% of 2,000 such figures (Efron 1979, percentile method). Documents are
-drawn whole, with both models' answers, so what the models have in common cancels: the comparison is paired.
+drawn whole, with both models' answers, so what the models have in common cancels: the comparison is paired. When
+few documents differ, or none, a bootstrap believes that none could; `paired_difference` therefore adds one document
+of each kind first (Agresti and Min 2005 add as much to the counts).
 """
 
 import math
@@ -36,6 +38,29 @@ def bootstrap(statistic: Callable[[Array], float], values_NK: Array, seed: int =
     return float(low), float(high)
 
 
-def mean_interval(values_N: Array, seed: int = 0) -> tuple[float, float]:
-    """The interval of the mean of N values."""
-    return bootstrap(lambda drawn_N: float(drawn_N.mean()), np.asarray(values_N, dtype=np.float64), seed)
+def paired_difference(values_N: Array, seed: int = 0) -> tuple[float, float]:
+    """The interval of the mean of N differences, each −1, 0 or 1; never without width."""
+    return bootstrap(lambda drawn_N: float(drawn_N.mean()), np.append(values_N, (1.0, -1.0)), seed)
+
+
+def mean_interval(values_N: Array) -> tuple[float, float]:
+    """Student's interval of the mean of N values, as few as 4; `nan` for a single one."""
+    n = len(values_N)
+    if n < 2:
+        return math.nan, math.nan
+    half = student(n - 1) * float(np.std(values_N, ddof=1)) / math.sqrt(n)
+    mean = float(np.mean(values_N))
+    return mean - half, mean + half
+
+
+def student(degrees: int) -> float:
+    """The 97.5% point of Student's t: exact for 1 and 2 degrees, else by Cornish and Fisher's series (to 0.5% at 3)."""
+    if degrees <= 2:
+        return (12.706, 4.3027)[degrees - 1]
+    z, d = _Z, float(degrees)
+    terms = (
+        z**3 + z, 5 * z**5 + 16 * z**3 + 3 * z, 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z,
+        79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z,
+    )  # fmt: skip
+    scales = (4 * d, 96 * d**2, 384 * d**3, 92160 * d**4)
+    return z + sum(term / scale for term, scale in zip(terms, scales, strict=True))

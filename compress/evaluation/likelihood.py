@@ -8,7 +8,7 @@ the logits of only a few positions exist at a time.
 Left out: generation; images.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from compress.runtimes.hf import Runtime
 
 Tokens = tuple[int, ...]
+WINDOW = 2048  # the longest context that is scored at once; rolling windows have this length
 _PREFILL_TOKENS = 2048  # tokens of contexts that go through the model together
 _LOGITS = 1 << 25  # logits that exist at a time
 
@@ -43,7 +44,7 @@ def score(
         by_context.setdefault(context, {})[continuation] = None
     known: dict[tuple[Tokens, Tokens], Score] = {}
     total = sum(map(len, by_context.values()))
-    for contexts in _batches(list(by_context)):
+    for contexts in _batches(by_context, max(1, _LOGITS // vocab_size)):
         pairs = [(row, c) for row, context in enumerate(contexts) for c in by_context[context]]
         found = _score_batch(runtime, contexts, pairs, vocab_size)
         known |= {(contexts[row], c): s for (row, c), s in zip(pairs, found, strict=True)}
@@ -52,15 +53,23 @@ def score(
     return [known[request] for request in requests]
 
 
-def _batches(contexts: list[Tokens]) -> list[list[Tokens]]:
-    """Contexts of one length, the longest first: what does not fit in memory fails at once."""
+def _batches(by_context: Mapping[Tokens, Iterable[Tokens]], most: int) -> list[list[Tokens]]:
+    """Contexts of one length, the longest first: what does not fit in memory fails at once.
+
+    A batch's continuations, padded, have at most `most` tokens, unless one context's alone have more.
+    """
     batches: list[list[Tokens]] = []
-    for context in sorted(contexts, key=lambda c: (-len(c), c)):
-        last = batches[-1] if batches else None
-        if last and len(last[0]) == len(context) and (len(last) + 1) * len(context) <= _PREFILL_TOKENS:
-            last.append(context)
+    rows = longest = 0
+    for context in sorted(by_context, key=lambda c: (-len(c), c)):
+        lengths = [len(continuation) for continuation in by_context[context]]
+        same = bool(batches) and len(batches[-1][0]) == len(context)
+        fits = (rows + len(lengths)) * max(longest, *lengths) <= most
+        if same and fits and (len(batches[-1]) + 1) * len(context) <= _PREFILL_TOKENS:
+            batches[-1].append(context)
+            rows, longest = rows + len(lengths), max(longest, *lengths)
         else:
             batches.append([context])
+            rows, longest = len(lengths), max(lengths)
     return batches
 
 
@@ -77,8 +86,7 @@ def _score_batch(
     step = max(1, _LOGITS // (vocab_size * len(pairs)))
     for start in range(0, longest - 1, step):
         end = min(start + step, longest - 1)
-        logits_RTV = runtime.follow(rows_R, targets_RT[:, start:end])
-        rows_R = torch.arange(len(pairs))  # from here the cache's rows are the continuations
+        logits_RTV = runtime.follow(None if start else rows_R, targets_RT[:, start:end])
         more_R, same_R = _gather(logits_RTV, targets_RT[:, start + 1 : end + 1], lengths_R - start - 1)
         logprob_R, greedy_R = logprob_R + more_R, greedy_R & same_R
     return [Score(float(p), bool(g)) for p, g in zip(logprob_R, greedy_R, strict=True)]

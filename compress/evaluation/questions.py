@@ -8,17 +8,18 @@ import functools
 import importlib.metadata
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from compress import keys
-from compress.artifact import digest
-from compress.errors import CompressError
+from compress.artifact import DOCUMENTS, digest, file_digest
+from compress.errors import CompressError, nearest
 from compress.evaluation.compare import Results
 from compress.evaluation.suite import Suite, load_sample
 from compress.files import replace
-from compress.paths import cache_dir
+from compress.paths import cache_dir, data_dir
 from compress.workers import call
 
 Documents = dict[str, list[tuple[int, str]]]  # for each task, places in its data and hashes
@@ -36,11 +37,18 @@ def documents(suite: Suite) -> Documents:
     tasks = {task.task: sample.documents[task.task] if sample else None for task in suite.accuracy.tasks}
     what, where = "reading the tasks", f"suite {suite.name}"
     found: dict[str, Any] = call("compress.evaluation.accuracy", {"tasks": tasks}, what=what, where=where, online=True)
-    return {task: [(index, name) for index, name in pairs] for task, pairs in found.items()}
+    for task in suite.accuracy.tasks:
+        reported = found[task.task]["metrics"]
+        if task.metric not in reported:
+            raise CompressError(
+                f"task {task.task!r} does not report {task.metric!r}; {nearest(task.metric, reported)}", where=where,
+                hint="name one of its own metrics in the suite",
+            )  # fmt: skip
+    return {task: [(index, name) for index, name in answer["documents"]] for task, answer in found.items()}
 
 
-def source() -> str:
-    """Where documents come from: part of a stage's key, asked without reading them.
+def source(suite: Suite) -> list[Any]:
+    """What the questions depend on, told without reading them: part of a stage's key.
 
     Raises:
         CompressError: COMPRESS_DATA_DIR names no folder.
@@ -51,7 +59,16 @@ def source() -> str:
             "COMPRESS_DATA_DIR names no folder", where=folder,
             hint="set it to the folder with the tasks' JSONL files, or unset it to ask the hub",
         )  # fmt: skip
-    return "folder" if folder else "hub"
+    here = data_dir("eval") / "tasks"
+    asked = suite.accuracy.tasks if suite.accuracy else ()
+    ours = [f for t in asked for f in (*sorted((here / t.task).glob("*")), here / "local" / f"{t.task}.yaml")]
+    theirs = sorted(Path(folder).expanduser().glob("*.jsonl")) if folder else []
+    stamps = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in theirs]
+    sample = load_sample(suite)
+    return [
+        [file_digest(f) for f in ours if f.is_file()], stamps, sample.model_dump() if sample else None,
+        importlib.metadata.version("lm_eval"),
+    ]  # fmt: skip
 
 
 def answers(
@@ -80,17 +97,20 @@ def answers(
         online=True,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, json.dumps({"sha256": digest(results), "results": results}).encode())
+    replace(path, json.dumps({"sha256": digest(results), "results": results}).encode(), shared=True)
     return results
+
+
+def forget(home: Path) -> None:
+    """Deletes the documents' answers that an earlier suite left."""
+    shutil.rmtree(home / DOCUMENTS, ignore_errors=True)
 
 
 def keep(home: Path, base: Results | None, artifact: Results) -> None:
     """Writes `documents/<task>.jsonl`: every document's answers of both models, one line each."""
-    folder = home / "documents"
-    folder.mkdir(exist_ok=True)
-    for old in folder.glob("*.jsonl"):
-        if old.stem not in artifact:
-            old.unlink()
+    forget(home)
+    folder = home / DOCUMENTS
+    folder.mkdir()
     for task, found in artifact.items():
         theirs = {d["document"]: d for d in base[task]["documents"]} if base else {}
         lines = []

@@ -15,6 +15,7 @@ from typing import Any
 
 from compress.evaluation.metrics import Row
 from compress.evaluation.report import Report
+from compress.evaluation.suite import BINARY
 from compress.evaluation.text import (
     show_bytes,
     show_change,
@@ -52,6 +53,7 @@ ACCURACY = (
 LIKELIHOOD = (
     Spec("perplexity", "perplexity", change=show_change),
     Spec("word_perplexity", "perplexity of a word", change=show_change, always=False),
+    Spec("target_perplexity", "perplexity of an answer", change=show_change, always=False),
     Spec("nll_delta", "log of perplexity ratio", signed(sig3), pair=True, always=False),
     Spec("kld_mean", "KLD mean, nats", pair=True),
     Spec("kld_median", "KLD median, nats", pair=True, always=False),
@@ -134,32 +136,12 @@ def _wheres(spec: Spec, rows: list[Row]) -> list[str]:
 
 
 def headline(report: Report) -> dict[str, str]:
-    """For each task its main metric, `acc` or `acc_norm`: the one whose difference `acc_delta` is.
-
-    The row may name it (`metric` in its context or conditions); else it is the one that the difference fits;
-    else the normalised one, where there is one.
-    """
-    values: dict[str, dict[str, dict[str, float]]] = {}
+    """For each task of questions the metric that counts, `acc` or `acc_norm`: as the suite said, else the first."""
     chosen: dict[str, str] = {}
     for row in report["measurements"]:
-        if row["metric"] in ("acc", "acc_norm"):
-            values.setdefault(row["task"], {}).setdefault(row["metric"], {})[row["subject"]] = row["value"]
-    for row in report["measurements"]:
-        if row["metric"] == "acc_delta" and row["task"] in values:
-            named = row["context"].get("metric", row["conditions"].get("metric"))
-            fits = [m for m, v in values[row["task"]].items() if _differ(v, row["value"])]
-            chosen[row["task"]] = named if named in ("acc", "acc_norm") else next(iter(fits), "acc_norm")
-    return {
-        task: chosen[task] if chosen.get(task) in metrics else max(metrics)  # "acc_norm" is above "acc"
-        for task, metrics in values.items()
-    }
-
-
-def _differ(values: dict[str, Any], delta: float | None) -> bool:
-    base, artifact = values.get("base"), values.get("artifact")
-    if base is None or artifact is None or delta is None:
-        return False
-    return bool(abs(artifact - base - delta) < 1e-6)
+        if row["metric"] in BINARY and (row["context"].get("counts") or row["task"] not in chosen):
+            chosen[row["task"]] = row["metric"]
+    return chosen
 
 
 def natural(text: str) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ from compress.paths import data_dir
 from compress.recipe import find_yaml, place, read_text, read_yaml, validate
 
 BINARY = ("acc", "acc_norm")  # metrics that are right or wrong for each document
-TASK_METRICS = (*BINARY, "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
+TASK_METRICS = (*BINARY, "word_perplexity", "byte_perplexity", "bits_per_byte")
 
 
 class Text(BaseModel):

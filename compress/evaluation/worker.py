@@ -66,8 +66,10 @@ def answer(request: dict[str, Any]) -> list[Row]:
     folders = [Path(folder) for folder in (request["base"], request["artifact"]) if folder is not None]
     whole = request["conditions"]["runtime"] == "hf"
     task, conditions, total = request["task"], request["conditions"], len(folders)
-    run = _whole if whole else _streamed
-    models = [run(folder, tokens_NT, _share(i, total), request["threads"]) for i, folder in enumerate(folders)]
+    if whole:
+        models = [_whole(folder, tokens_NT, request["threads"], tells=i == 0) for i, folder in enumerate(folders)]
+    else:
+        models = [_streamed(folder, tokens_NT, _share(i, total)) for i, folder in enumerate(folders)]
     if len(models) == 1:
         return [perplexity_row("artifact", next_token_nll(*models[0], tokens_NT), task, conditions)]
     (base_head, base), (head, artifact) = models
@@ -80,21 +82,21 @@ def _share(index: int, count: int) -> Progress:
     return lambda done, parts: tell(index * parts + done, count * parts)
 
 
-def _streamed(folder: Path, tokens_NT: Tensor, progress: Progress, threads: int) -> Predictions:  # noqa: ARG001
+def _streamed(folder: Path, tokens_NT: Tensor, progress: Progress) -> Predictions:
     model = open_artifact(folder)
     hidden_NTD = stream(model, tokens_NT, progress=progress)
     return model.head(), lambda n: hidden_NTD[n : n + 1]
 
 
-def _whole(folder: Path, tokens_NT: Tensor, progress: Progress, threads: int) -> Predictions:
+def _whole(folder: Path, tokens_NT: Tensor, threads: int, *, tells: bool) -> Predictions:
     """The model stays loaded and computes a window's logits when they are asked for: no window's are kept."""
     runtime = HfRuntime()
     runtime.load(folder, threads=threads, dtype="float32")
 
     def logits(n: int) -> Tensor:
-        found_1TV = runtime.logits(tokens_NT[n : n + 1])
-        progress(n + 1, len(tokens_NT))
-        return found_1TV
+        if tells:
+            tell(n, len(tokens_NT))
+        return runtime.logits(tokens_NT[n : n + 1])
 
     return (lambda logits_1TV: logits_1TV), logits
 

@@ -53,8 +53,8 @@ class Runtime(Protocol):
     def decode(self, n: int) -> Tensor:
         """`n` forward passes of one token each, greedily, after `prefill`; the `n` tokens chosen `[B, n]`."""
 
-    def follow(self, rows_R: Tensor, tokens_RT: Tensor) -> Tensor:
-        """Go on from rows `rows_R` of the cache, each any number of times, with `tokens_RT`; logits `[R, T, V]`."""
+    def follow(self, rows_R: Tensor | None, tokens_RT: Tensor) -> Tensor:
+        """Go on from rows `rows_R` of the cache (None: all), any number of times each; logits `[R, T, V]`."""
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """The logits of every position `[B, T, V]`; touches no cache."""
@@ -146,11 +146,12 @@ class HfRuntime:
         with torch.inference_mode():
             return self._step(tokens_BT, cache=self._cache)
 
-    def follow(self, rows_R: Tensor, tokens_RT: Tensor) -> Tensor:
+    def follow(self, rows_R: Tensor | None, tokens_RT: Tensor) -> Tensor:
         """Go on from chosen rows of the cache, which then holds the result; logits `[R, T, V]`."""
         assert self._cache is not None, "follow continues a prefill"
         with torch.inference_mode():
-            self._cache.reorder_cache(rows_R)
+            if rows_R is not None:
+                self._cache.reorder_cache(rows_R)
             out = self._model(input_ids=tokens_RT, cache=self._cache, use_cache=True)
             self._cache = out.cache
             logits_RTV: Tensor = out.logits

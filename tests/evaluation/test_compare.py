@@ -14,7 +14,7 @@ SUITE = Suite.model_validate(
     {
         "version": 1, "summary": "s", "basis": "accuracy",
         "accuracy": {
-            "tasks": [{"task": "a"}, {"task": "b", "metric": "acc_norm"}, {"task": "w", "metric": "perplexity"}],
+            "tasks": [{"task": "a"}, {"task": "b", "metric": "acc_norm"}, {"task": "w", "metric": "word_perplexity"}],
         },
     }
 )  # fmt: skip
@@ -52,13 +52,15 @@ def test_ten_documents_by_hand() -> None:
     assert found["acc_delta", "pair", "a"]["value"] == pytest.approx(-0.1)
     assert found["flips", "pair", "a"]["value"] == pytest.approx(0.3)
     assert found["flips", "pair", "a"]["context"] == {"gained": 1, "lost": 2}
-    assert found["acc_delta", "pair", "b"]["low"] == found["acc_delta", "pair", "b"]["high"] == 0
+    b = found["acc_delta", "pair", "b"]
+    assert b["low"] < b["value"] == 0 < b["high"]  # four documents that stayed prove little
+    assert (found["acc", "base", "a"]["context"], found["acc_norm", "base", "b"]["context"]) == ({"counts": True},) * 2
     assert found["acc_delta", "pair", "pooled"]["value"] == pytest.approx(-1 / 14)
     assert found["acc_delta", "pair", "pooled"]["n"] == 14
     chance = (10 / 4 + 4 / 2) / 14
     wanted = (6 / 14 - chance) / (7 / 14 - chance)
     assert found["recovery", "pair", "pooled"]["value"] == pytest.approx(wanted)
-    assert found["perplexity", "artifact", "w"]["value"] == 20.1
+    assert found["target_perplexity", "artifact", "w"]["value"] == 20.1
     assert ("acc_delta", "pair", "w") not in found
     assert {r["conditions"]["backend"] for r in found.values()} == {"x"}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compress.evaluation.intervals import bootstrap, mean_interval, wilson
+from compress.evaluation.intervals import bootstrap, mean_interval, paired_difference, student, wilson
 
 
 @pytest.mark.parametrize(
@@ -21,34 +21,56 @@ def test_wilson_is_symmetric_and_holds_its_share() -> None:
         assert wilson(1 - k / 30, 30) == pytest.approx((1 - high, 1 - low))
 
 
-def test_mean_interval_is_the_normal_one_for_many_values() -> None:
-    values_N = np.random.default_rng(1).normal(3, 2, 400)
-    low, high = mean_interval(values_N)
+@pytest.mark.parametrize(
+    ("degrees", "wanted"), [(1, 12.706), (3, 3.182), (7, 2.365), (15, 2.131), (60, 2.000), (999, 1.962)]
+)
+def test_student(degrees: int, wanted: float) -> None:
+    assert student(degrees) == pytest.approx(wanted, rel=0.005)
+
+
+@pytest.mark.parametrize("n", [4, 16, 80])
+def test_mean_interval_covers_the_truth_as_often_as_it_says(n: int) -> None:
+    generator = np.random.default_rng(n)
+    draws = 2000
+    covered = 0
+    for _ in range(draws):
+        low, high = mean_interval(generator.normal(0.3, 2.0, n))
+        covered += low <= 0.3 <= high
+    assert abs(covered / draws - 0.95) < 0.015  # three times the binomial's own spread
+
+
+def test_one_value_has_no_interval() -> None:
+    assert np.isnan(mean_interval(np.array([3.0]))).all()
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(0.0, 0.0), (0.0, 0.01), (0.05, 0.05), (0.02, 0.1)])
+def test_paired_difference_covers_the_truth(gain: float, loss: float) -> None:
+    """Also where hardly a document changes: two hundred that all stayed allow that one in seventy would not."""
+    generator = np.random.default_rng(3)
+    covered = 0
+    for seed in range(150):
+        drawn = generator.random(200)
+        values_N = (drawn < gain).astype(float) - (drawn > 1 - loss).astype(float)
+        low, high = paired_difference(values_N, seed)
+        covered += low <= gain - loss <= high
+        assert high - low > 0.01
+    assert covered >= 136  # 95% of 150 is 142; the binomial's own spread is 2.7
+
+
+def test_paired_difference_is_the_normal_one_for_many_changes() -> None:
+    values_N = np.random.default_rng(1).integers(-1, 2, 400).astype(float)
+    low, high = paired_difference(values_N)
     error = values_N.std(ddof=1) / 20
     assert low == pytest.approx(values_N.mean() - 1.96 * error, abs=0.25 * error)
     assert high == pytest.approx(values_N.mean() + 1.96 * error, abs=0.25 * error)
 
 
-def test_mean_interval_covers_the_truth_as_often_as_it_says() -> None:
-    generator = np.random.default_rng(2)
-    covered = 0
-    for seed in range(120):
-        values_N = (generator.random(80) < 0.3).astype(float)
-        low, high = mean_interval(values_N, seed)
-        covered += low <= 0.3 <= high
-    assert 106 <= covered <= 120  # 95% of 120 is 114; the binomial's own spread is 2.4
-
-
 def test_the_same_seed_gives_the_same_interval_and_global_seeds_do_not_matter() -> None:
-    values_N = np.arange(20.0)
-    first = mean_interval(values_N)
+    values_N = np.random.default_rng(2).integers(-1, 2, 50).astype(float)
+    first = paired_difference(values_N)
     np.random.seed(5)
-    assert mean_interval(values_N) == first
-    assert mean_interval(values_N, seed=1) != first
-
-
-def test_equal_values_have_no_width() -> None:
-    assert mean_interval(np.full(7, 0.25)) == (0.25, 0.25)
+    assert paired_difference(values_N) == first
+    assert paired_difference(values_N, seed=1) != first
 
 
 def test_bootstrap_draws_whole_rows() -> None:
