@@ -318,6 +318,10 @@ def _check_cache(shapes: ModelShapes, fmt: Format, draft: _Draft) -> None:
     """Refuses a quantized cache where it cannot be said, or where no keys and values of each block are found."""
     if not fmt.holds_cache:
         draft.refusals.append(f"kv_cache: format {fmt.name} has no words for a quantized cache; leave kv_cache out")
+    draft.notes.append(
+        "kv_cache: transformers 5.24 with compressed-tensors 0.20.1 does not see it and keeps keys and values as they "
+        "are; what is measured here quantizes them"
+    )
     found = len(attentions(name for name, _ in shapes.linears))
     if found != shapes.block_count:
         draft.refusals.append(
