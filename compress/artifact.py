@@ -287,6 +287,11 @@ class CodedModel(StreamedModel):
     schemes: Mapping[str, Scheme]
     kv_cache: QuantArgs | None
 
+    @property
+    def rounds(self) -> bool:
+        """Whether activations are quantized, in front of layers or in the cache."""
+        return self.kv_cache is not None or any(scheme.input_activations for scheme in self.schemes.values())
+
     def block(self, index: int) -> nn.Module:
         """Block `index`; see `StreamedModel.block`."""
         module = super().block(index)

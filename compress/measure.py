@@ -24,7 +24,7 @@ from compress.verify import Request, verify
 Progress = Callable[[str, int, int], None]  # what runs, how much is done, of how much
 Document = dict[str, Any]
 _READING = (  # what makes a model of a checkpoint
-    "numerics.py", "schemes.py", "artifact.py", "formats/*.py", "models/*.py", "runtimes/hf.py",
+    "activations.py", "numerics.py", "schemes.py", "artifact.py", "formats/*.py", "models/*.py", "runtimes/hf.py",
 )  # fmt: skip
 _FIDELITY = ("perplexity", "nll_delta", "kld_mean", "kld_median", "kld_p90", "kld_p99", "top1_agreement")
 _ACCURACY = ("target_perplexity", "acc_delta", "flips", "recovery", *TASK_METRICS)

@@ -71,12 +71,14 @@ def round_scale(scale: Tensor) -> Tensor:
 def tensor_scale(w_OI: Tensor, args: QuantArgs) -> Tensor | None:
     """The global scale float32 [1] of a weight with strategy "tensor_group", else None.
 
-    It maps the largest value onto the largest scale times the largest code, as compressed-tensors does; rounded to
-    bfloat16, so that a loader may keep it in either precision.
+    It maps the largest value onto the largest scale times the largest code, as compressed-tensors does, but rounded
+    down to a power of two: the scales below it are floats, so they lose nothing, and a value (2 and 4 bits of
+    mantissa) is then exact in bfloat16, in which loaders expand it.
     """
     if args.strategy != "tensor_group":
         return None
-    return round_scale(E4M3_MAX * E2M1_MAX / w_OI.abs().max().clamp_min(_TINY)).view(1)
+    _, exponent = torch.frexp(E4M3_MAX * E2M1_MAX / w_OI.abs().max().clamp_min(_TINY))
+    return torch.ldexp(torch.ones(1), exponent - 1)
 
 
 def power_of_two_scale(largest: Tensor) -> Tensor:

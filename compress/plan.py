@@ -129,12 +129,7 @@ def make_plan(
     if recipe.kv_cache:
         _check_cache(shapes, fmt, draft)
     coded = [row for row in rows if row.scheme is not None]
-    if 0 < shapes.max_position < calibration["seq_len"]:
-        draft.refusals.append(
-            f"calibration.seq_len {calibration['seq_len']} is longer than the model's {shapes.max_position} positions"
-        )
-    if shapes.block_count < 1:
-        draft.refusals.append("the model has no blocks")
+    _check_model(shapes, calibration, draft)
     if not coded:
         draft.refusals.append("no weight would be quantized; look at `ignore` and `overrides`")
     before = shapes.param_bytes * shapes.other_params + sum(row.bytes_before for row in rows)
@@ -329,10 +324,23 @@ def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) ->
                     break
 
 
+def _check_model(shapes: ModelShapes, calibration: dict[str, Any], draft: _Draft) -> None:
+    if 0 < shapes.max_position < calibration["seq_len"]:
+        draft.refusals.append(
+            f"calibration.seq_len {calibration['seq_len']} is longer than the model's {shapes.max_position} positions"
+        )
+    if shapes.block_count < 1:
+        draft.refusals.append("the model has no blocks")
+
+
 def _check_cache(shapes: ModelShapes, fmt: Format, draft: _Draft) -> None:
     """Refuses a quantized cache where it cannot be said, or where no keys and values of each block are found."""
     if not fmt.holds_cache:
         draft.refusals.append(f"kv_cache: format {fmt.name} has no words for a quantized cache; leave kv_cache out")
+    draft.notes.append(
+        "kv_cache: transformers 5.24 with compressed-tensors 0.20.1 does not see it and keeps keys and values as they "
+        "are; what is measured here quantizes them"
+    )
     found = len(attentions(name for name, _ in shapes.linears))
     if found != shapes.block_count:
         draft.refusals.append(

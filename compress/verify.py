@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from compress.artifact import decoding_reader, open_artifact, read_schemes
+from compress.artifact import CodedModel, decoding_reader, open_artifact, read_schemes
 from compress.calibration.walk import TRACE
 from compress.errors import CompressError
 from compress.evaluation.stream import stream
@@ -26,6 +26,9 @@ from compress.workers import call, serve
 
 TOLERANCE = 1e-3  # relative, of a block's output: another order of sums, through all blocks, has given 1e-4
 LOGIT_TOLERANCE = 2e-2  # relative: a loader may round the weight it expands
+# Where activations are rounded, a last bit that differs may round the other way, and within a few layers the
+# difference is as large as the rounding itself: 2^-4 of single values in FP8. The same arithmetic still gives 0.
+ROUNDED_TOLERANCE, ROUNDED_LOGIT_TOLERANCE = 3e-2, 1e-1
 WHOLE_TOKENS = 64
 GENERATED = 16
 
@@ -89,17 +92,22 @@ def examine(request: Request) -> dict[str, Any]:
 def _check_blocks(folder: Path, model: StreamedModel, tokens_HT: Tensor, state: Path) -> dict[str, Any]:
     """Every block's outputs, decoded from disk, against the walk's compressed chain."""
     errors: list[float] = []
+    tolerance = ROUNDED_TOLERANCE if _rounds(model) else TOLERANCE
 
     def compare(index: int, hidden_HTD: Tensor) -> None:
         with safe_open(state / f"block-{index:05d}.safetensors", framework="pt", backend="pread") as file:
             trace_HD = file.get_tensor(TRACE)
         error = float((hidden_HTD[:, -1] - trace_HD).norm() / trace_HD.norm().clamp_min(1e-30))
-        if not error <= TOLERANCE:  # also when it is not a number
+        if not error <= tolerance:  # also when it is not a number
             raise _differs(f"{model.block_name(index)} gives other outputs from disk: error {error:.2g}", folder)
         errors.append(error)
 
     stream(model, tokens_HT, visit=compare)
     return {"blocks": len(errors), "max_error": max(errors)}
+
+
+def _rounds(model: StreamedModel) -> bool:
+    return isinstance(model, CodedModel) and model.rounds
 
 
 def _differs(what: str, folder: Path) -> Unverified:
@@ -139,7 +147,7 @@ def _check_whole(folder: Path, model: StreamedModel, tokens_1T: Tensor, threads:
     theirs_TV = runtime.logits(tokens_1T)[0].float()
     error = float((ours_TV - theirs_TV).norm() / ours_TV.norm())
     agreement = float((ours_TV.argmax(-1) == theirs_TV.argmax(-1)).float().mean())
-    if not error <= LOGIT_TOLERANCE:
+    if not error <= (ROUNDED_LOGIT_TOLERANCE if _rounds(model) else LOGIT_TOLERANCE):
         raise _differs(f"transformers computes other logits: relative error {error:.2g}", folder)
     generated = runtime.generate(tokens_1T, GENERATED)[0].tolist()
     return {"logit_error": error, "top1_agreement": agreement, "generated": generated}

@@ -25,7 +25,7 @@ from compress.plan import make_plan
 from compress.recipe import parse
 from compress.runtimes.hf import HfRuntime
 from compress.schemes import KV_CACHES, PRESETS
-from tests.conftest import FAMILY_NAMES, MakeTiny
+from tests.conftest import MakeTiny
 from tests.test_pipeline import run, text, verify_here, write_recipe  # noqa: F401  # fixtures
 from tests.test_plan import DATA, shapes
 
@@ -165,7 +165,7 @@ def cache_recipe(folder: Path, text: Path, **keys: Any) -> str:  # noqa: F811
 
 
 @pytest.mark.usefixtures("verify_here")
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", ["gemma3_text", "phi3", "qwen3"])  # sliding windows; one projection; normed keys
 def test_a_quantized_cache_is_computed_alike_everywhere(
     family: str, tiny: MakeTiny, text: Path, tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip

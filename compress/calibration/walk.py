@@ -185,7 +185,9 @@ class Block:
 
     def is_norm(self, source: str) -> bool:
         """Whether a pair's source is a norm."""
-        return self.module.get_submodule(source).weight.dim() == 1
+        weight = self.module.get_submodule(source).weight
+        assert isinstance(weight, Tensor)
+        return weight.dim() == 1
 
     def scale_channels(self, pair: Pair, scale_C: Tensor, statistics: InputStatistics) -> None:
         """Divides what a pair's source makes by `scale_C` and multiplies what its targets read of it.

@@ -258,16 +258,21 @@ def _readable_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar of the loading library while inside: a library does not write to the terminal."""
+    """No progress bar and no remark of the loading library while inside: a library does not write to the terminal.
+
+    What it remarks on are tensors that it does not know, such as a cache's scales; absent ones are looked for here.
+    """
     import transformers
 
     logging: Any = transformers.utils.logging  # untyped
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You passed `quantization_config`")
             yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
