@@ -19,6 +19,7 @@ from compress.activations import attentions
 from compress.formats import FORMATS
 from compress.formats.base import Format
 from compress.methods.base import StepConfig
+from compress.models import FAMILIES
 from compress.models.family import ModelFamily
 from compress.models.shapes import ModelShapes
 from compress.recipe import Recipe, method_of, needs_data, scheme_of
@@ -126,6 +127,7 @@ def make_plan(
     _check_format(rows, fmt, draft)
     _check_transposed(rows, shapes, fmt, draft)
     _check_fused(rows, family, draft)
+    _check_smoothing(recipe, resolved, shapes, draft)
     if recipe.kv_cache:
         _check_cache(shapes, fmt, draft)
     coded = [row for row in rows if row.scheme is not None]
@@ -306,6 +308,33 @@ def _check_transposed(rows: Sequence[PlanRow], shapes: ModelShapes, fmt: Format,
             f"format {fmt.name} cannot hold {len(odd)} weights, {odd[0]} first: they belong to transposed layers "
             f"(Conv1D), which its loaders leave alone; formats that can: {able}"
         )
+
+
+def _check_smoothing(recipe: Recipe, scheme: Scheme | None, shapes: ModelShapes, draft: _Draft) -> None:
+    """Refuses what a smoothing step cannot do; says which inputs are smoothed, and which are not and why."""
+    smoothing = [step.method for step in recipe.steps if method_of(step).smooth is not None]
+    if not smoothing:
+        return
+    method = " and ".join(smoothing)
+    if not shapes.paired:
+        draft.refusals.append(
+            f"{method} must know what makes each layer's input, and this family is known by its structure only; "
+            f"use rtn or gptq, or one of the families {', '.join(sorted(FAMILIES))}"
+        )
+    if "awq" in smoothing and scheme is not None and scheme.weights.strategy not in ("group", "channel"):
+        draft.refusals.append(
+            f"awq rounds weights in groups or by channel, not {scheme.text}; use rtn or gptq, or another scheme"
+        )
+    norms = [(targets, source) for targets, source in shapes.paired if "norm" in source or "ln_" in source]
+    done = shapes.paired if "awq" in smoothing else norms
+    skipped = [
+        *shapes.unpaired,
+        *((", ".join(t), "no norm makes their input") for t, s in shapes.paired if (t, s) not in done),
+    ]
+    short = {name: name.rsplit(".", 1)[-1] for targets, source in shapes.paired for name in (*targets, source)}
+    for targets, source in done:
+        draft.notes.append(f"{method}: {short[source]} → {', '.join(short[t] for t in targets)} are scaled")
+    draft.notes.extend(f"{method} leaves the input of {name} as it is: {why}" for name, why in skipped)
 
 
 def _check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: _Draft) -> None:

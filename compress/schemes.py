@@ -78,6 +78,13 @@ class QuantArgs(BaseModel):
             raise ValueError("`strategy: tensor_group` is for 4-bit floats (NVFP4)")
 
     @property
+    def divisible(self) -> bool:
+        """Whether rows can be divided by dividing their scales: each has its own, in bfloat16."""
+        return (self.type == "int" and self.strategy in ("group", "channel")) or (
+            self.type == "float" and self.num_bits == 8 and self.strategy == "channel"
+        )
+
+    @property
     def qmin(self) -> float:
         """Smallest code value; integer codes are signed."""
         return -self.qmax if self.type == "float" else -(1 << (self.num_bits - 1))

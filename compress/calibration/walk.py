@@ -176,7 +176,7 @@ class Block:
         for pair in self.pairs:
             if set(pair.targets) == local:
                 source = self.schemes.get(f"{self.name}.{pair.source}")
-                return pair if source is None or source.weights.strategy in ("group", "channel") else None
+                return pair if source is None or source.weights.divisible else None
         return None
 
     def channels(self, pair: Pair) -> Channels:

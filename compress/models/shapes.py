@@ -25,6 +25,8 @@ class ModelShapes:
         param_bytes: bytes of a parameter as stored.
         head: the head's name.
         transposed: linear layers that checkpoints store as [I, O].
+        paired: layers of a block whose input can be smoothed, and what makes it.
+        unpaired: layers of a block whose input cannot, and why.
     """
 
     linears: tuple[tuple[str, tuple[int, int]], ...]
@@ -38,6 +40,8 @@ class ModelShapes:
     param_bytes: int = 2
     head: str = "lm_head"
     transposed: frozenset[str] = frozenset()
+    paired: tuple[tuple[tuple[str, ...], str], ...] = ()
+    unpaired: tuple[tuple[str, str], ...] = ()
 
     @property
     def params(self) -> int:
@@ -67,6 +71,8 @@ def shapes_of(model: nn.Module, family: ModelFamily, config: Mapping[str, Any]) 
         param_bytes=4 if str(config.get("dtype") or config.get("torch_dtype")) == "float32" else 2,
         head=family.head,
         transposed=frozenset(n for n, m in model.named_modules() if isinstance(m, TransposedLinear)),
+        paired=tuple((pair.targets, pair.source) for pair in family.pairs_of(settings)),
+        unpaired=tuple(family.unpaired_of(settings).items()),
     )
 
 
