@@ -21,6 +21,7 @@ from compress.errors import CompressError
 from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import INPUT_SCALE, Format
+from compress.models.digest import remembered_digest
 from compress.models.files import INDEX, check_weights
 from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
 from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
@@ -122,9 +123,16 @@ def is_done(folder: Path, key: str) -> bool:
         return False
     try:
         check_weights(folder)
+        return not altered(folder)
     except CompressError:
         return False
-    return True
+
+
+def altered(folder: Path) -> list[str]:
+    """Files of the checkpoint that are not as the lock says: weights and config."""
+    files = read_lock(folder).get("files", {})
+    kept = {n: d for n, d in files.items() if n.endswith(".safetensors") or n == "config.json"}
+    return [n for n, d in kept.items() if not (folder / n).is_file() or remembered_digest(folder / n) != d]
 
 
 def holds_state(folder: Path, key: str) -> bool:
@@ -166,6 +174,8 @@ def read_lock(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     whole = isinstance(lock, dict) and isinstance(lock.get("stages"), dict)
+    if whole and "compress" in lock["stages"]:
+        whole = all(isinstance(lock.get(part), dict) for part in ("model", "recipe", "files"))
     return dict(lock) if whole else {}
 
 

@@ -12,7 +12,7 @@ import torch
 from compress import artifact, keys, measure
 from compress.errors import CompressError
 from compress.evaluation import report
-from compress.evaluation.suite import load_suite
+from compress.evaluation.suite import Suite, load_suite
 from compress.job import check_device, weights_folder
 from compress.models.digest import folder_digest
 from compress.models.load import tokenizer
@@ -47,8 +47,9 @@ def judge(
     folder = Path(target).expanduser()
     lock = artifact.read_lock(folder) if (folder / artifact.LOCK).is_file() else {}
     ours = "compress" in lock.get("stages", {})
+    _check_artifact(folder, ours)
     settings = Evaluate(**lock["recipe"]["evaluate"]) if ours else Evaluate()
-    chosen = load_suite(suite or settings.suite)
+    chosen = Suite(**lock["suite"]) if suite is None and lock.get("suite") else load_suite(suite or settings.suite)
     named = (str(folder.resolve()) if ours else target, against or (_base_name(lock) if ours else None))
     for name in filter(None, named):  # what is wrong with a name is said before anything is fetched
         resolve_model(name, weights=False)
@@ -77,6 +78,24 @@ def judge(
     return Outcome(home, document)
 
 
+def _check_artifact(folder: Path, ours: bool) -> None:
+    """Refuses an artifact whose lock, report or weights are not what was verified.
+
+    Raises:
+        CompressError: what is damaged.
+    """
+    remedy = "run its recipe again: it makes anew what is missing"
+    if not ours and all((folder / name).is_file() for name in ("plan.json", "recipe.yaml")):
+        raise CompressError("the artifact's lock.json is missing or damaged", where=str(folder), hint=remedy)
+    if ours and not (folder / report.FILE).is_file():
+        raise CompressError("the artifact has no report.json", where=str(folder), hint=remedy)
+    changed = artifact.altered(folder) if ours else []
+    if changed:
+        raise CompressError(
+            f"{', '.join(changed)} changed since the artifact was verified", where=str(folder), hint=remedy
+        )
+
+
 def _check_home(home: Path, source: Source, base: Source | None) -> None:
     """Refuses to report into a model's folder or into an artifact, whose own report and proof would be lost.
 
@@ -90,6 +109,11 @@ def _check_home(home: Path, source: Source, base: Source | None) -> None:
             "the folder holds an artifact, whose own report this would replace", where=str(home),
             hint="choose another --out, or leave it out",
         )  # fmt: skip
+    before = artifact.read_lock(home).get("model", {}).get("weights_sha256")
+    if before not in (None, folder_digest(weights_folder(source))):
+        raise CompressError(
+            "the folder holds the report of another model of this name", where=str(home), hint="choose another --out"
+        )
 
 
 def _base_name(lock: dict[str, Any]) -> str:

@@ -30,6 +30,9 @@ _FIDELITY = ("perplexity", "nll_delta", "kld_mean", "kld_median", "kld_p90", "kl
 _ACCURACY = ("target_perplexity", "acc_delta", "flips", "recovery", *TASK_METRICS)
 
 
+UNFINISHED = "not everything is measured yet: the same command goes on from here"
+
+
 class Skipped(Exception):
     """A stage that cannot be run here, and why; the next evaluation tries again."""
 
@@ -95,15 +98,18 @@ def evaluate(asked: Evaluation, document: Document, progress: Progress) -> Docum
     stages = _stages(asked)
     lock = artifact.read_lock(asked.home)
     missing = [name for name, stage in stages.items() if lock["stages"].get(name) != stage.key]
+    if missing:  # until the end the report says that it is not whole, and the lock that it is not drawn
+        for name in missing:
+            lock["stages"].pop(name, None)
+        document = publish(asked.home, with_note(document, UNFINISHED), lock, charts=False)
     for name in missing:
         document, done = _run(stages[name], asked, document, progress)
-        lock["stages"].pop(name, None)
         if done:
             lock["stages"][name] = stages[name].key
         document = publish(asked.home, with_verdict(document, asked), lock, charts=False)
-    judged = with_verdict(document, asked)
+    judged = with_verdict(_without_note(document, UNFINISHED), asked)
     suite = asked.suite.model_dump(mode="json")
-    if missing or judged != document or lock.get("suite") != suite:
+    if judged != document or lock.get("suite") != suite or not lock.get("drawn"):
         lock["suite"] = suite
         document = publish(asked.home, judged, lock, charts=True)
     return document
@@ -115,9 +121,7 @@ def _run(stage: Stage, asked: Evaluation, document: Document, progress: Progress
     try:
         found = stage.run(asked, progress)
     except Skipped:
-        notes = [*document["artifact"]["notes"], stage.note]
-        document = {**document, "artifact": {**document["artifact"], "notes": notes}}
-        return _with_rows(document, [], stage.owns), False
+        return _with_rows(with_note(document, stage.note), [], stage.owns), False
     if isinstance(found, dict):
         return {**document, "verified": {**document["verified"], **found}}, True
     return _with_rows(document, found, stage.owns), True
@@ -205,8 +209,8 @@ def _fidelity(asked: Evaluation, progress: Progress) -> list[Row]:
 
 def _accuracy(asked: Evaluation, progress: Progress) -> list[Row]:
     """The suite's tasks, by base and artifact on the same documents."""
-    questions.forget(asked.home)
     if asked.suite.accuracy is None:
+        questions.forget(asked.home)
         return []
     dtype = next((d for d, size in (("float32", 4), ("bfloat16", 2)) if _fits(asked.folders, size)), None)
     if dtype is None:
@@ -224,7 +228,7 @@ def _accuracy(asked: Evaluation, progress: Progress) -> list[Row]:
     questions.keep(asked.home, base, found)
     conditions = {
         "runtime": "hf", "device": "cpu", "dtype": dtype, "num_fewshot": 0, "chat_template": False,
-        "window": WINDOW, "sample": asked.suite.accuracy.sample or "all",
+        "window": WINDOW, "sample": Path(asked.suite.accuracy.sample or "all").stem,
         "data": artifact.digest([[name for _, name in pairs] for pairs in documents.values()])[:16],
         **artifact.coded_activations(asked.artifact),
     }  # fmt: skip
@@ -256,8 +260,14 @@ def with_verdict(document: Document, asked: Evaluation) -> Document:
     return {**document, "verdict": verdict(document["measurements"], asked.suite, asked.delta)}
 
 
+def with_note(document: Document, note: str) -> Document:
+    """The document with a note of the artifact, once."""
+    document = _without_note(document, note)
+    return {**document, "artifact": {**document["artifact"], "notes": [*document["artifact"]["notes"], note]}}
+
+
 def _without_note(document: Document, note: str) -> Document:
-    notes = [kept for kept in document["artifact"]["notes"] if kept != note]
+    notes = [kept for kept in document["artifact"].get("notes") or [] if kept != note]
     return {**document, "artifact": {**document["artifact"], "notes": notes}}
 
 
@@ -276,7 +286,7 @@ def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: boo
     document = report.read(home)  # the pages show what is stored
     drawn = draw.draw(document, home) if charts else None
     recipe_file = home / "recipe.yaml"
-    recipe_yaml = recipe_file.read_text(encoding="utf-8") if recipe_file.is_file() else None
+    recipe_yaml = recipe_file.read_text(encoding="utf-8", errors="replace") if recipe_file.is_file() else None
     plan = read_plan(home)
     text = plan_text(plan) if plan else None
     replace(home / "report.html", page.html(document, recipe_yaml, text, drawn).encode())
@@ -284,7 +294,8 @@ def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: boo
         name = str(document["artifact"].get("recipe") or recipe_file.stem)
         readme = card.card(document, name, recipe_yaml, lock["model"]["license"], drawn.pictures if drawn else ())
         replace(home / "README.md", readme.encode())
-    files = sorted(p for p in home.iterdir() if p.is_file() and p.name != artifact.LOCK)
+    lock["drawn"] = charts
+    files = sorted(p for p in home.iterdir() if p.is_file() and p.name != artifact.LOCK and p.suffix != ".tmp")
     known = {n: d for n, d in lock.get("files", {}).items() if n.endswith(".safetensors")}  # written once
     lock["files"] = {p.name: known.get(p.name) or artifact.file_digest(p) for p in files}
     artifact.write_json(home / artifact.LOCK, lock)

@@ -86,7 +86,7 @@ def run(
         _check_machine(job.plan, folder)
         with artifact.claimed(folder):
             if not is_done(folder, key):  # another run may have ended meanwhile
-                _make(job, windows, folder, key, progress)
+                _make(job, windows, folder, key, progress, unfinished=asked is not None)
     with artifact.claimed(folder):
         _keep_recipe(job, folder)
         document = report.read(folder)
@@ -112,8 +112,8 @@ def _evaluation(job: Job, folder: Path, key: str, tokens_NT: torch.Tensor) -> me
     )  # fmt: skip
 
 
-def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress) -> None:
-    """The verified artifact, and the report as far as making it tells."""
+def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress, *, unfinished: bool) -> None:
+    """The verified artifact, and the report as far as making it tells; `unfinished` when measurements follow."""
     state = _open(job, windows, folder, key)
     rows, notes = _compress(job, windows, state, progress)
     lock = _close(job, windows, folder, state)
@@ -134,7 +134,7 @@ def _make(job: Job, windows: Windows, folder: Path, key: str, progress: Progress
         artifact=_identity(job, folder, notes), base=_base_identity(job), verified=found, measurements=rows
     )
     lock["stages"] = {"compress": key}
-    publish(folder, document, lock, charts=False)
+    publish(folder, measure.with_note(document, measure.UNFINISHED) if unfinished else document, lock, charts=False)
     artifact.remove_state(folder)
 
 

@@ -60,7 +60,7 @@ def suite_tokens(suite: Suite, words: Any, config: Mapping[str, Any], model: str
         model: the model's place, for errors.
     """
     wanted, where = suite.text, f"suite {suite.name}, `text`"
-    check_positions(wanted.seq_len, int(config.get("max_position_embeddings") or 0), where)
+    check_positions(wanted.seq_len, int(config.get("max_position_embeddings") or config.get("n_positions") or 0), where)
     text = evaluation_text(wanted.dataset, where)
     tokens_NT = evaluation_windows(words, text, windows=wanted.windows, seq_len=wanted.seq_len, where=where)
     if isinstance(config.get("vocab_size"), int):

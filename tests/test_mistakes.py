@@ -491,8 +491,8 @@ QUESTIONS = {
         spoil=lambda s: s.patch.setenv("COMPRESS_DATA_DIR", "nowhere"),
     ),
     "an option out of range": line(f"{PLAN} --samples 0", "samples", "at least 1", "--samples"),
-    "an option's format": line(f"{RUN} --format gguff", "unknown format 'gguff'", "--format", *FORMATS),
-    "an option's data set": line(f"{PLAN} --dataset wikitext", "did you mean 'wikitext2'", "--dataset"),
+    "an unknown format by an option": line(f"{RUN} --format gguff", "unknown format 'gguff'", "--format", *FORMATS),
+    "an unknown data set by an option": line(f"{PLAN} --dataset wikitext", "did you mean 'wikitext2'", "--dataset"),
     "a device that is not there": run("--device cuda", "'cuda'", "--device", "CPU"),
     "a device to measure on": line("eval model --suite small.yaml --device cuda", "'cuda'", "--device", "CPU"),
 }  # fmt: skip

@@ -51,8 +51,8 @@ class Scored(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def eot_token_id(self) -> int:
-        """The end-of-text token."""
-        return int(self.tokenizer.eos_token_id)
+        """The end-of-text token; 0 for a tokenizer that has none."""
+        return int(self.tokenizer.eos_token_id or 0)
 
     @property
     def prefix_token_id(self) -> int:
@@ -62,13 +62,21 @@ class Scored(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Token ids; special tokens as the tokenizer adds them, and never a BOS before a BOS."""
-        if add_special_tokens is None and string.startswith(self.tokenizer.decode(self.prefix_token_id)):
+        bos = self.tokenizer.bos_token or self.tokenizer.eos_token
+        if add_special_tokens is None and bos and string.startswith(bos):
             add_special_tokens = False
         options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return [int(token) for token in self.tokenizer.encode(string, **options)]
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        pairs = [self._fitted(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        pairs = []
+        for (_, said), context, continuation in requests:
+            if not context or not continuation:
+                raise CompressError(
+                    f"the tokenizer makes no token of a question's answer {said!r}", where="the model's tokenizer",
+                    hint="such a model cannot be asked these tasks: name another suite",
+                )  # fmt: skip
+            pairs.append(self._fitted(tuple(context), tuple(continuation)))
         return [(found.logprob, found.greedy) for found in self._score(pairs)]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
@@ -216,7 +224,10 @@ def _evaluate(request: dict[str, Any], tasks: dict[str, Any]) -> dict[str, Any]:
     runtime = resolve(RUNTIMES, request["runtime"], kind="runtime")()
     runtime.load(folder, threads=request["threads"], dtype=request["dtype"])
     positions = config.get("max_position_embeddings") or config.get("n_positions")
-    model = Scored(runtime, tokenizer(folder), runtime.vocab_size, positions)
+    words = tokenizer(folder)
+    if getattr(words, "backend_tokenizer", None) is not None:
+        words.backend_tokenizer.no_truncation()  # saved tokenizers may cut; questions are cut by `Scored` alone
+    model = Scored(runtime, words, runtime.vocab_size, positions)
     found = lm_eval.simple_evaluate(
         model=model,
         tasks=list(tasks.values()),

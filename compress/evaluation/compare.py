@@ -129,8 +129,10 @@ def verdict(rows: Sequence[Row], suite: Suite, delta: float) -> dict[str, Any] |
 def _side(row: Row, better: int, margin: float) -> str:
     """Where the interval lies; `better` is 1 where more is better, −1 where less is."""
     ends = [_number(row[key]) for key in ("value", "low", "high")]
-    if None in ends:
+    if ends[0] is None:
         return "worse"  # a model that gives no numbers
+    if None in ends:
+        return "undecided"  # too little to have an interval
     low, high = sorted(better * end for end in ends[1:] if end is not None)
     if low > -margin:
         return "non_inferior"

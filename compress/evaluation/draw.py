@@ -12,8 +12,8 @@ Left out: pictures for the page of readers without scripts: its tables have ever
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.metadata
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,14 @@ def _script(version: str) -> str:
 
     library = importlib.metadata.version("vl-convert-python")
     path = cache_dir() / f"vega-lite-{version}-{library}.js"
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version))
+    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: made again
+        said, _, script = path.read_text(encoding="utf-8").partition("\n")
+        if said == f"// {hashlib.sha256(script.encode()).hexdigest()}":
+            return script
+    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version))
     with contextlib.suppress(OSError):  # a cache that cannot be written costs two seconds each time
         path.parent.mkdir(parents=True, exist_ok=True)
-        mine = path.with_name(f"{path.name}.{os.getpid()}")  # another run may be at the same
-        mine.write_text(script, encoding="utf-8")
-        mine.replace(path)
+        replace(path, f"// {hashlib.sha256(script.encode()).hexdigest()}\n{script}".encode(), shared=True)
     return script
 
 

@@ -4,6 +4,7 @@ Answers are kept in the cache by everything that they depend on (checkpoint, doc
 base is scored once for all of its artifacts, and nothing is scored again after an interruption.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -82,10 +83,10 @@ def answers(
     )  # fmt: skip
     path = cache_dir() / "answers" / f"{key}.json"
     try:
-        kept: dict[str, Any] = json.loads(path.read_bytes())
-        if kept.get("sha256") == digest(kept["results"]):
+        kept = json.loads(path.read_bytes())
+        if kept["sha256"] == digest(kept["results"]):
             return dict(kept["results"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or damaged: asked again
     request = {"tasks": asked, "model": str(model.resolve()), "runtime": "hf", "dtype": dtype, "threads": threads}
     results: Results = call(
@@ -96,8 +97,9 @@ def answers(
         progress=progress,
         online=True,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, json.dumps({"sha256": digest(results), "results": results}).encode(), shared=True)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, json.dumps({"sha256": digest(results), "results": results}).encode(), shared=True)
     return results
 
 

@@ -101,6 +101,11 @@ def load_suite(suite: str) -> Suite:
     path = find_yaml(suite, data_dir("eval") / "suites", suite_names(), "suite")
     node, document = read_yaml(read_text(path, "suite"), str(path))
     found = validate(Suite, {"name": path.stem, **document}, str(path), node, ())
+    if found.accuracy and found.accuracy.sample:  # a sample's path is relative to the suite's folder
+        beside = path.parent / Path(found.accuracy.sample).expanduser()
+        if beside.is_file():
+            accuracy = found.accuracy.model_copy(update={"sample": str(beside.resolve())})
+            found = found.model_copy(update={"accuracy": accuracy})
     tasks = found.accuracy.tasks if found.accuracy else ()
     if found.basis == "accuracy" and not any(task.metric in BINARY for task in tasks):
         raise CompressError(

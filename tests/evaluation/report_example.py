@@ -62,7 +62,8 @@ def accuracy_rows(tasks: tuple[str, ...] = TASKS, n: int = 1000, seed: int = 0) 
         for metric, shift in (("acc", 0.0), ("acc_norm", 0.02)):
             for subject, value in (("base", base + shift), ("artifact", base + shift + delta * (1 + shift))):
                 low, high = wilson(value, n)
-                rows.append(row(metric, subject, task, value, low=low, high=high, n=n, conditions=HARNESS))
+                rows.append(row(metric, subject, task, value, low=low, high=high, n=n, conditions=HARNESS,
+                                context={"counts": metric == "acc_norm"}))  # fmt: skip
         lost, gained = round(n * 0.06), round(n * (0.06 + delta))
         half = 1.96 * math.sqrt((lost + gained) / n / n)
         rows += [

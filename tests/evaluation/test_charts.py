@@ -122,7 +122,7 @@ def test_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "vegaEmbed" in drawn.script
     assert "</script" not in drawn.script.lower()
     (cached,) = (tmp_path / "cache").iterdir()
-    assert cached.read_text() == drawn.script
+    assert cached.read_text().partition("\n")[2] == drawn.script
 
     (tmp_path / "charts" / "mine.png").write_bytes(b"")
     assert draw(make_report(block_rows(2)), tmp_path) is None  # the walk's rows alone: no worker, no pictures

@@ -118,7 +118,8 @@ def test_a_verdict_needs_the_whole_interval(value: Any, low: Any, high: Any, ove
 @pytest.mark.parametrize(
     ("difference", "overall"),
     [((0.02, 0.01, 0.04), "non_inferior"), ((0.2, 0.1, 0.3), "worse"), ((0.05, 0.02, 0.08), "undecided"),
-     ((-0.1, -0.2, -0.01), "non_inferior"), ((math.inf, math.inf, math.inf), "worse"), ((None, None, None), "worse")],
+     ((-0.1, -0.2, -0.01), "non_inferior"), ((math.inf, math.inf, math.inf), "worse"), ((None, None, None), "worse"),
+     ((0.01, None, None), "undecided")],
 )  # fmt: skip
 def test_a_verdict_by_perplexity(difference: tuple[float, float, float], overall: str) -> None:
     value, low, high = difference
