@@ -23,10 +23,7 @@ from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import INPUT_SCALE, Format
 from compress.models.digest import remembered_digest
-<<<<<<< HEAD
 from compress.models.family import ModelFamily
-=======
->>>>>>> widths
 from compress.models.files import INDEX, check_weights
 from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
 from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
