@@ -11,11 +11,13 @@ import torch
 import yaml
 
 from compress import job, pipeline
+from compress import plan as plan_module
 from compress.artifact import STATE, claimed, open_artifact, read_lock
 from compress.errors import CompressError
 from compress.evaluation.report import read
 from compress.evaluation.stream import stream
 from compress.methods import METHODS
+from compress.models.load import open_checkpoint
 from compress.schemes import PRESETS
 from compress.verify import Request, Unverified, examine
 from tests.conftest import STRUCTURES, MakeTiny
@@ -73,6 +75,60 @@ def write_recipe(
 
 def run(recipe: str, model: Path, out: Path) -> pipeline.Outcome:
     return pipeline.run(recipe, str(model), out, evaluate=False, progress=lambda *_: None)
+
+
+def block_errors(outcome: pipeline.Outcome) -> list[float]:
+    return [row["value"] for row in outcome.report["measurements"] if row["metric"] == "block_error"]
+
+
+def steps_recipe(folder: Path, text: Path, name: str, steps: list[dict[str, Any]]) -> str:
+    path = folder / f"{name}.yaml"
+    calibration = {"dataset": f"file:{text}", "samples": 4, "seq_len": 32}
+    fmt = "dense" if name.startswith("gpt2") else "compressed-tensors"
+    document = {"version": 1, "summary": "a test", "steps": steps, "format": fmt, "calibration": calibration}
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt2", "llama", "opt", "phi3"])
+def test_smoothing_changes_nothing_but_the_rounding(
+    family: str, sequential: bool, tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """At 8 bits a model is hardly changed; a channel that is scaled and not undone would change it wholly."""
+    if not sequential:
+        monkeypatch.setattr(plan_module, "SUSPENDED_LIMIT", 0)
+    model, coder = tiny(family, tied=True), {"method": "rtn", "scheme": "W8A16"}
+    chains = {
+        "plain": [coder], "awq": [{"method": "awq", "scheme": "W8A16"}], "awq-rtn": [{"method": "awq"}, coder],
+        "smoothed": [{"method": "smoothquant", "alpha": "auto"}, coder],
+    }  # fmt: skip
+    found = {}
+    for name, steps in chains.items():
+        outcome = run(steps_recipe(tmp_path, text, f"{family}-{name}", steps), model, tmp_path / name)
+        assert outcome.report["verified"]["logit_error"] < 1e-2
+        found[name] = max(block_errors(outcome))
+    plan = json.loads((tmp_path / "awq" / "plan.json").read_text())
+    assert plan["sequential"] is sequential
+    assert any("are scaled" in note for note in plan["notes"])
+    assert 0 < found["plain"] < 0.03
+    for name in ("awq", "awq-rtn", "smoothed"):
+        assert found[name] < 3 * found["plain"], name
+
+
+@pytest.mark.usefixtures("verify_here")
+def test_smoothing_scales_what_the_family_says(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    """Norms and weights do change; what is left of the original is scaled consistently (the block says so above)."""
+    model = tiny("llama", tied=True)
+    recipe = steps_recipe(tmp_path, text, "s", [{"method": "smoothquant"}, {"method": "gptq", "scheme": "W8A8"}])
+    run(recipe, model, tmp_path / "out")
+    before, after = (
+        open_checkpoint(folder).read(["model.layers.0.input_layernorm.weight"]) for folder in (model, tmp_path / "out")
+    )
+    (old,), (new,) = before.values(), after.values()
+    assert new.dtype == old.dtype
+    assert not torch.equal(old, new)
 
 
 @pytest.mark.parametrize(("family", "scheme", "method", "tied"), PAIRS)
