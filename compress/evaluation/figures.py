@@ -91,9 +91,8 @@ def _bits(report: Report) -> Figure | None:
     if found is None:
         return None
     _, text, base, artifact = found
-    return Figure(
-        "Bits per quantized weight", sig3(artifact), "with scales" if base is None else f"{text}, with scales"
-    )
+    said = "quantized ones, with scales"
+    return Figure("Bits per weight", sig3(artifact), said if base is None else f"{text}, {said}")
 
 
 def _accuracy(report: Report) -> Figure | None:
