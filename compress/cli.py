@@ -208,6 +208,7 @@ def _recipes(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([{"name": r.name, **r.recipe.document(), "cost": price(r.recipe)} for r in recipes]))
         return 0
+    width = max(len(r.name) for r in recipes) + 1
     for r in recipes:
         cost = price(r.recipe)
         tokens = f"{cost['calibration_tokens']:,} calibration tokens" if cost["calibration_tokens"] else "no data"
@@ -215,8 +216,12 @@ def _recipes(options: argparse.Namespace) -> int:
             f"{', '.join(s.method for s in r.recipe.steps)}; {cost['bits_per_weight']:.3g} bits a weight "
             f"({cost['bits_per_weight'] / 16:.2f} of bfloat16); {tokens}; {r.recipe.format}; suite {cost['suite']}"
         )
-        lines = [line for text in (r.recipe.summary, facts) for line in textwrap.wrap(text, 64, break_on_hyphens=False)]
-        print("\n".join(f"{r.name if i == 0 else '':15} {line}" for i, line in enumerate(lines)))
+        lines = [
+            line
+            for text in (r.recipe.summary, facts)
+            for line in textwrap.wrap(text, 79 - width, break_on_hyphens=False)
+        ]
+        print("\n".join(f"{r.name if i == 0 else '':{width}} {line}" for i, line in enumerate(lines)))
     return 0
 
 
