@@ -204,6 +204,37 @@ def test_nothing_is_reported_into_a_model_or_over_an_artifact(tiny: MakeTiny) ->
     assert {p: p.read_bytes() for p in (*folder.iterdir(), *model.iterdir()) if p.is_file()} == kept
 
 
+@pytest.mark.usefixtures("inline")
+def test_an_artifact_that_is_no_longer_what_was_verified(tiny: MakeTiny) -> None:
+    model = tiny("llama", tied=True)
+    folder = make(model)
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CompressError, match=r"model\.safetensors changed since the artifact was verified"):
+        judge(str(folder), against=str(model), progress=nothing)
+    make(model)  # it is made anew
+    assert weights.read_bytes() == whole
+    lock = (folder / "lock.json").read_bytes()
+    for damage in (b"", b"[]", b'{"stages": {"compress": "x"}}'):
+        (folder / "lock.json").write_bytes(damage)
+        with pytest.raises(CompressError, match=r"lock\.json is missing or damaged"):
+            judge(str(folder), against=str(model), progress=nothing)
+    (folder / "lock.json").write_bytes(lock)
+    (folder / "report.json").unlink()
+    with pytest.raises(CompressError, match=r"no report\.json"):
+        judge(str(folder), against=str(model), progress=nothing)
+
+
+@pytest.mark.usefixtures("inline")
+def test_an_interval_of_one_window_decides_nothing(tiny: MakeTiny) -> None:
+    Path("plain.yaml").write_text(SUITE.split("accuracy", maxsplit=1)[0].replace("windows: 4", "windows: 1"))
+    model, other = tiny("llama", tied=True), tiny("llama", tied=True, seed=7)
+    report = judge(str(model), suite="plain.yaml", against=str(other), progress=nothing).report
+    assert report["verdict"]["overall"] == "undecided"
+    assert report["verdict"]["low"] is None
+
+
 def test_a_metric_that_the_task_does_not_report(tiny: MakeTiny) -> None:
     Path("suite.yaml").write_text(SUITE.replace("{task: everyday}", "{task: everyday, metric: word_perplexity}"))
     with pytest.raises(CompressError, match="does not report 'word_perplexity'"):
