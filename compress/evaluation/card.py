@@ -186,7 +186,7 @@ def _load(report: Report) -> str:
     extra = ", quantization_config=CompressedTensorsConfig(dequantize=True)" if expand else ""
     return f"""from transformers import AutoModelForCausalLM, AutoTokenizer{config}
 
-name = {json.dumps(artifact["name"])}
+name = {json.dumps(artifact["name"])}  # the folder of this card, or its name on a hub
 tokenizer = AutoTokenizer.from_pretrained(name)
 model = AutoModelForCausalLM.from_pretrained(name, dtype="auto"{extra})
 inputs = tokenizer("The river rises", return_tensors="pt")
