@@ -110,7 +110,7 @@ def _check_home(home: Path, source: Source, base: Source | None) -> None:
             hint="choose another --out, or leave it out",
         )  # fmt: skip
     before = artifact.read_lock(home).get("model", {}).get("weights_sha256")
-    if before not in (None, folder_digest(weights_folder(source))):
+    if before is not None and before != folder_digest(weights_folder(source)):
         raise CompressError(
             "the folder holds the report of another model of this name", where=str(home), hint="choose another --out"
         )

@@ -276,9 +276,10 @@ REFUSED = {
         "W8A16", "{weights: {num_bits: 8, strategy: tensor}}", "compressed-tensors cannot hold int8 sym tensor",
         "formats that can: dense",
     ),
-    "a scheme that no format holds": refused(
-        "W8A16", "{weights: {num_bits: 8}, input_activations: {num_bits: 8, strategy: token, dynamic: true}}",
-        r"cannot hold int8 sym channel \+ act int8 token", "no format here can",
+    "activations that the format has no words for": Mistake(
+        lambda s: (s.swap("W8A16", "W8A8"), s.swap("format: compressed-tensors", "format: dense")),
+        ("mine.yaml", r"dense cannot hold int8 sym channel \+ act int8 token", "formats that can: compressed-tensors"),
+        shown=True,
     ),
     "windows longer than the model": refused("seq_len: 32", "seq_len: 2048", "2048", "1024 positions"),
 }  # fmt: skip
