@@ -30,6 +30,7 @@ from lm_eval.tasks import TaskManager
 
 from compress.errors import CompressError, nearest
 from compress.evaluation.likelihood import WINDOW, Tokens, score
+from compress.models.files import max_positions
 from compress.models.load import hush, tokenizer
 from compress.paths import data_dir
 from compress.runtimes import RUNTIMES
@@ -47,7 +48,6 @@ class Scored(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         super().__init__()
         self.runtime, self.tokenizer, self.vocab_size = runtime, words, vocab_size
         self.max_length = min(WINDOW, positions or WINDOW)
-        self._told = (0, 0)
 
     @property
     def eot_token_id(self) -> int:
@@ -223,11 +223,10 @@ def _evaluate(request: dict[str, Any], tasks: dict[str, Any]) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text())
     runtime = resolve(RUNTIMES, request["runtime"], kind="runtime")()
     runtime.load(folder, threads=request["threads"], dtype=request["dtype"])
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
     words = tokenizer(folder)
     if getattr(words, "backend_tokenizer", None) is not None:
         words.backend_tokenizer.no_truncation()  # saved tokenizers may cut; questions are cut by `Scored` alone
-    model = Scored(runtime, words, runtime.vocab_size, positions)
+    model = Scored(runtime, words, runtime.vocab_size, max_positions(config))
     found = lm_eval.simple_evaluate(
         model=model,
         tasks=list(tasks.values()),
