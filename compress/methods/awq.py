@@ -12,7 +12,8 @@ layer's output error tr(ΔW G ΔWᵀ) with G the Gram matrix of its inputs, ΔW 
 forward pass. For x_i the paper takes the mean of |x_i|; here it is the root of the mean square, which is G's diagonal.
 Groups of weights that read one input share their scales, as they must.
 
-The paper's clipping is `scale_search`: ranges of least output error within each group.
+In place of the paper's clipping stands `scale_search`: of each group the range of least error, every column weighted by
+the mean square of its input (the Gram matrix's diagonal, without the cross terms within the group).
 
 Left out: the paper's loss on the whole block's output, which costs a forward pass for each candidate.
 """
@@ -42,7 +43,7 @@ class AwqConfig(StepConfig):
         scheme: how the weights are coded then; null when a later step codes them.
         grid: values of r between 0 and 1.
         duo_scaling: whether weights take part in the scales: false, true or "both" (all candidates of the two).
-        scale_search: choose group ranges by output error rather than the plain minimum and maximum.
+        scale_search: choose group ranges by weighted error rather than the plain minimum and maximum.
     """
 
     method: Literal["awq"] = "awq"
@@ -155,7 +156,7 @@ def smooth(block: Any, names: list[str], statistics: Any, config: AwqConfig) -> 
 
 
 def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: AwqConfig) -> QuantizedWeight:
-    """Nearest codes of a weight that is scaled already, in ranges of least output error.
+    """Nearest codes of a weight that is scaled already, in ranges of least weighted error.
 
     Raises:
         ValueError: the weights are not finite.
