@@ -4,17 +4,17 @@ Every stage has a key, the hash of what it depends on; a stage whose key stands 
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from compress import artifact, keys, measure
-from compress.calibration.data import (
-    Windows,
-)
+from compress.calibration.data import Windows
 from compress.calibration.walk import Smooth, State, WalkSpec, open_state, walk
 from compress.errors import CompressError
 from compress.evaluation import memory, questions, report
@@ -24,9 +24,7 @@ from compress.files import replace
 from compress.job import Job, check_device, data_document, fetch, prepare, refuse, weights_folder, with_kept_data
 from compress.measure import Progress, publish, size_rows
 from compress.models.digest import folder_digest
-from compress.models.load import (
-    calibration_dtype,
-)
+from compress.models.load import calibration_dtype
 from compress.plan import Plan
 from compress.plan_text import show_bytes
 from compress.recipe import method_of
@@ -185,16 +183,27 @@ def _compress(job: Job, windows: Windows, state: State, progress: Progress) -> t
         lambda n: (state.base.read(n, n + 1), state.compressed.read(n, n + 1)),
         windows.heldout_NT,
     )
-    state.commit()
     rows = fidelity_rows(found, "heldout", {}, len(windows.heldout_NT))
     rows += [row("block_error", "pair", b["name"], b["error"], n=windows.heldout_NT.numel()) for b in state.blocks]
     rows += [
         row("compress_cpu_s", "artifact", "walk", state.cost["cpu_s"]),
         row("compress_wall_s", "artifact", "walk", state.cost["wall_s"]),
-        row("compress_peak_bytes", "artifact", "walk", state.cost["peak_bytes"]),
+        row("compress_peak_bytes", "artifact", "walk", max(state.cost["peak_bytes"], memory.peak_rss_bytes())),
     ]
-    notes = [f"{name}: {note}" for b in state.blocks for name, said in b["notes"].items() for note in said]
+    notes = _smoothing_notes([b["smoothing"] for b in state.blocks if "smoothing" in b])
+    notes += [f"{name}: {note}" for b in state.blocks for name, said in b["notes"].items() for note in said]
     return rows, notes
+
+
+def _smoothing_notes(blocks: list[dict[str, Any]]) -> list[str]:
+    """What was chosen for the inputs that smoothing looked at, and by its own measure what that gained."""
+    found = [choice for block in blocks for choice in block.values()]
+    if not found:
+        return []
+    chosen = ", ".join(f"{name} ({count})" for name, count in Counter(c["chosen"] for c in found).most_common(3))
+    searched = [choice["loss"] / max(choice["without"], 1e-30) for choice in found if "loss" in choice]
+    gain = f"; estimated output error {median(searched):.2f} of that without, in the median" if searched else ""
+    return [f"smoothing chose scales for {len(found)} inputs, most often {chosen}{gain}"]
 
 
 def _close(job: Job, windows: Windows, folder: Path, state: State) -> dict[str, Any]:

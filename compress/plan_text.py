@@ -4,7 +4,8 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from compress.plan import Plan, PlanRow
+from compress.plan import Plan
+from compress.plan_rows import PlanRow
 
 WIDTH = 80
 

@@ -32,7 +32,7 @@ ORDER = """
 errors files paths tables workers
 schemes numerics activations
 evaluation evaluation.memory evaluation.metrics
-methods methods.base methods.scale_search methods.rtn methods.gptq methods.awq methods.smoothquant
+methods methods.base methods.scale_search methods.rounding methods.rtn methods.gptq methods.awq methods.smoothquant
 formats formats.base formats.compressed_tensors formats.dense
 models models.family models.surgery
 models.falcon models.gemma2 models.gemma3_text models.gpt2 models.gpt_neox models.llama models.mistral models.olmo2
@@ -41,7 +41,7 @@ models.files models.kinds models.frame models.structure models.hub_files models.
 models.load models.shapes models.digest
 calibration calibration.files calibration.tokens calibration.embedded calibration.hub_sets calibration.data
 calibration.chain calibration.stats calibration.walk
-recipe plan plan_text
+recipe plan_rows plan_checks plan plan_text
 shards artifact
 runtimes runtimes.hf runtimes.draw
 evaluation.intervals evaluation.stream evaluation.suite evaluation.cost evaluation.fidelity evaluation.worker

@@ -18,7 +18,8 @@ from compress.models.family import ModelFamily
 from compress.models.llama import LLAMA
 from compress.models.phi3 import PHI3
 from compress.models.shapes import ModelShapes
-from compress.plan import Plan, make_plan, matches
+from compress.plan import Plan, make_plan
+from compress.plan_rows import matches
 from compress.plan_text import folded, plan_text, show_bytes
 from compress.recipe import parse
 from compress.schemes import Scheme

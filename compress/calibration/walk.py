@@ -168,26 +168,15 @@ class Block:
         self.coded[name] = coded
 
     def pair_into(self, names: list[str]) -> Pair | None:
-        """The pair whose targets are these weights, which read one input; None where their channels cannot be scaled.
-
-        All that reads the channels must be coded now, and the source must keep a scale for each row if it is coded.
-        """
-        local = {name[len(self.name) + 1 :] for name in names}
-        for pair in self.pairs:
-            if set(pair.targets) == local:
-                source = self.schemes.get(f"{self.name}.{pair.source}")
-                return pair if source is None or source.weights.divisible else None
-        return None
+        """The pair whose targets are these weights, which read one input; None where it cannot be scaled."""
+        start = len(self.name) + 1
+        local = {name[start:] for name in names}
+        schemes = {name[start:]: scheme for name, scheme in self.schemes.items()}
+        return next((p for p in self.pairs if set(p.targets) == local and p.obstacle(schemes) is None), None)
 
     def channels(self, pair: Pair) -> Channels:
         """The pair's channels, and which input columns of the targets read each."""
         return channels(self.module, pair, self.config)
-
-    def is_norm(self, source: str) -> bool:
-        """Whether a pair's source is a norm."""
-        weight = self.module.get_submodule(source).weight
-        assert isinstance(weight, Tensor)
-        return weight.dim() == 1
 
     def scale_channels(self, pair: Pair, scale_C: Tensor, statistics: InputStatistics) -> None:
         """Divides what a pair's source makes by `scale_C` and multiplies what its targets read of it.

@@ -9,18 +9,20 @@ output is read) divided by it: nothing changes but the rounding. The scales come
 
 for r in [0, 1]; s = 1 is in the grid, so the choice is never worse than none by its own measure. That measure is the
 layer's output error tr(ΔW G ΔWᵀ) with G the Gram matrix of its inputs, ΔW = Q(W s) / s − W: the search needs no
-forward pass. For x_i the paper takes the mean of |x_i|; here it is the root of the mean square, which is G's diagonal.
-Groups of weights that read one input share their scales, as they must.
+forward pass. A sample of the rows chooses a few finalists, and most or all rows among these. For x_i the paper takes the
+mean of |x_i|; here it is the root of the mean square, which is G's diagonal. Groups of weights that read one input share
+their scales, as they must. In place of the paper's clipping stands `scale_search`: of each group the range of least
+error, by the Gram matrix of its columns.
 
-In place of the paper's clipping stands `scale_search`: of each group the range of least error, every column weighted by
-the mean square of its input (the Gram matrix's diagonal, without the cross terms within the group).
-
-Left out: the paper's loss on the whole block's output, which costs a forward pass for each candidate.
+Left out: the paper's loss on the output of all of attention or of the MLP, which costs a forward pass for each
+candidate. It was tried (SmolLM2-135M, 4 bits in groups of 64): after the whole model the KL divergence was 0.216, with
+the measure above 0.196.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,12 +30,14 @@ from pydantic import Field
 from torch import Tensor
 
 from compress.methods.base import Method, StepConfig
-from compress.methods.scale_search import minmax_qparams, search_qparams
-from compress.numerics import QuantizedWeight, code_dtype, quantize, tensor_scale
+from compress.methods.rounding import output_loss, round_to_nearest, solve_together
+from compress.methods.scale_search import minmax_qparams
+from compress.numerics import QuantizedWeight, quantize
 from compress.schemes import QuantArgs, Scheme
 
 _FLOOR = 1e-4  # the least scale; a channel that is always zero would get none
-_ROWS = 512  # of the weights, evenly spread, by which a candidate is judged
+_ROWS = 128  # of the weights, evenly spread, by which the candidates are judged first
+_FINAL_ROWS, _FINALISTS = 1024, 6  # the best of these are judged again by more
 
 
 class AwqConfig(StepConfig):
@@ -89,23 +93,26 @@ def search_scale(
         ValueError: weights or inputs are not finite.
     """
     readers = readers or Readers(_same, _same)
-    w_RI = w_OI[torch.linspace(0, len(w_OI) - 1, min(_ROWS, len(w_OI))).long()]
-    without = output_error(w_RI, w_RI, gram_II, args)
-    if not math.isfinite(without):
-        raise ValueError("the weights or their inputs hold values that are not finite")
     x_C = readers.mean(gram_II.diagonal()).clamp_min(0).sqrt()
     w_C = readers.mean(relative_magnitude(w_OI, args))
-    best = Choice(torch.ones_like(x_C), without, without, "none")
-    duo = {"both": (False, True), True: (True,), False: (False,)}[config.duo_scaling]
-    for with_weights in duo:
+    scales = {"none": torch.ones_like(x_C)}
+    for with_weights in {"both": (False, True), True: (True,), False: (False,)}[config.duo_scaling]:
         for ratio in torch.linspace(0, 1, config.grid + 1).tolist():
-            scale_C = candidate(x_C, w_C, ratio, with_weights)
-            scale_I = readers.expand(scale_C)
-            loss = output_error(w_RI, w_RI * scale_I, gram_II, args, scale_I)
-            if loss < best.loss:  # never for what is not a number
-                name = f"r = {ratio:.2f}{' with weights' if with_weights else ''}"
-                best = Choice(scale_C, loss, without, name)
-    return best
+            name = f"r = {ratio:.2f}{' with weights' if with_weights else ''}"
+            scales[name] = candidate(x_C, w_C, ratio, with_weights)
+
+    def losses(names: Iterable[str], rows: int) -> dict[str, float]:
+        w_RI = w_OI[torch.linspace(0, len(w_OI) - 1, min(rows, len(w_OI))).long()]
+        expanded = {name: readers.expand(scales[name]) for name in names}
+        return {name: output_error(w_RI, w_RI * s_I, gram_II, args, s_I) for name, s_I in expanded.items()}
+
+    first = losses(scales, _ROWS)
+    finalists = sorted((name for name in first if math.isfinite(first[name])), key=first.__getitem__)[:_FINALISTS]
+    final = losses(dict.fromkeys(("none", *finalists)), _FINAL_ROWS)
+    if not math.isfinite(final["none"]):
+        raise ValueError("the weights or their inputs hold values that are not finite")
+    best = min((name for name in final if math.isfinite(final[name])), key=final.__getitem__)
+    return Choice(scales[best], final[best], final["none"], best)
 
 
 def candidate(x_C: Tensor, w_C: Tensor, ratio: float, with_weights: bool) -> Tensor:
@@ -126,28 +133,28 @@ def relative_magnitude(w_OI: Tensor, args: QuantArgs) -> Tensor:
     return (w_OGi / w_OGi.amax(-1, keepdim=True).clamp_min(1e-12)).view(out_features, in_features).mean(0)
 
 
-def output_error(
-    w_OI: Tensor, scaled_OI: Tensor, gram_II: Tensor, args: QuantArgs, scale_I: Tensor | None = None
-) -> float:
+def output_error(w_OI: Tensor, scaled_OI: Tensor, gram_II: Tensor, args: QuantArgs, scale_I: Tensor) -> float:
     """tr(ΔW G ΔWᵀ) of rounding `scaled_OI` to plain ranges and undoing the scales."""
     scale, zero = minmax_qparams(scaled_OI, args)
     w_OGi = scaled_OI.view(scaled_OI.shape[0], scale.shape[-1], -1)
     shift = 0.0 if zero is None else zero.float().unsqueeze(-1)
     rounded_OI = (quantize(w_OGi, scale.unsqueeze(-1), shift, args) - shift).mul_(scale.unsqueeze(-1)).view_as(w_OI)
-    delta_OI = (rounded_OI if scale_I is None else rounded_OI / scale_I) - w_OI
-    return float(((delta_OI @ gram_II) * delta_OI).sum(dtype=torch.float64))
+    return output_loss(rounded_OI / scale_I - w_OI, gram_II)
 
 
 def smooth(block: Any, names: list[str], statistics: Any, config: AwqConfig) -> None:
-    """Chooses and applies the scales of an input, where something in front of it can be divided by them."""
+    """Chooses and applies the scales of an input, where something in front of it can be divided by them.
+
+    Where the weights that read it differ in scheme, those of the fewest bits choose.
+    """
     pair = block.pair_into(names)
-    kinds = {block.schemes[name].weights for name in names}
-    if pair is None or len(kinds) > 1:
+    if pair is None:
         return
     found = block.channels(pair)
-    w_OI = torch.cat([block.weight(name) for name in names])
+    args = min((block.schemes[name].weights for name in names), key=lambda args: args.num_bits)
+    w_OI = torch.cat([block.weight(name) for name in names if block.schemes[name].weights == args])
     readers = Readers(lambda x_I: found.shared(x_I, "mean"), found.expand)
-    choice = search_scale(w_OI, statistics.gram.matrix(), kinds.pop(), config, readers)
+    choice = search_scale(w_OI, statistics.gram.matrix(), args, config, readers)
     block.record.setdefault("smoothing", {})["+".join(names)] = {
         "chosen": choice.name, "loss": choice.loss, "without": choice.loss_without,
     }  # fmt: skip
@@ -156,33 +163,13 @@ def smooth(block: Any, names: list[str], statistics: Any, config: AwqConfig) -> 
 
 
 def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: AwqConfig) -> QuantizedWeight:
-    """Nearest codes of a weight that is scaled already, in ranges of least weighted error.
-
-    Raises:
-        ValueError: the weights are not finite.
-    """
-    if not bool(torch.isfinite(w_OI).all()):
-        raise ValueError("the weights hold values that are not finite")
-    if config.scale_search:
-        scale, zero = search_qparams(w_OI, gram_II.diagonal(), args)
-    else:
-        scale, zero = minmax_qparams(w_OI, args)
-    w_OGi = w_OI.view(w_OI.shape[0], scale.shape[-1], -1)
-    shift = 0.0 if zero is None else zero.float().unsqueeze(-1)
-    q_OGi = quantize(w_OGi, scale.unsqueeze(-1), shift, args)
-    delta_OI = ((q_OGi - shift) * scale.unsqueeze(-1) - w_OGi).view_as(w_OI)
-    loss = float(((delta_OI @ gram_II) * delta_OI).sum(dtype=torch.float64))
-    q_OI = q_OGi.to(code_dtype(args)).view_as(w_OI)
-    return QuantizedWeight(q_OI, scale, zero, loss, global_scale=tensor_scale(w_OI, args))
+    """Nearest codes of a weight that is scaled already. See `round_to_nearest`."""
+    return round_to_nearest(w_OI, gram_II, args, config.scale_search)
 
 
 def step(block: Any, rows: dict[str, Scheme], config: AwqConfig) -> None:
     """Rounds the block's weights, those that read the same input together; `smooth` has scaled them."""
-    for weights, gram_II in block.sublayers():
-        for scheme in dict.fromkeys(rows[name] for name in weights):
-            names = [name for name in weights if rows[name] == scheme]
-            stacked_OI = torch.cat([block.weight(name) for name in names])
-            block.set(names, solve(stacked_OI, gram_II, scheme.weights, config))
+    solve_together(block, rows, partial(solve, config=config))
 
 
 AWQ = Method(

@@ -19,6 +19,7 @@ Left out: act-order "group" (dynamic), which compressed-tensors no longer holds.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from compress.methods.base import Method, StepConfig
+from compress.methods.rounding import solve_together
 from compress.methods.scale_search import minmax_qparams, search_qparams
 from compress.numerics import QuantizedWeight, code_dtype, quantize, tensor_scale
 from compress.schemes import QuantArgs, Scheme
@@ -190,11 +192,7 @@ def _sweep(
 
 def step(block: Any, rows: dict[str, Scheme], config: GptqConfig) -> None:
     """Solves the block's weights, those that read the same input together, stacked along their rows."""
-    for weights, gram_II in block.sublayers():
-        for scheme in dict.fromkeys(rows[name] for name in weights):
-            names = [name for name in weights if rows[name] == scheme]
-            stacked_OI = torch.cat([block.weight(name) for name in names])
-            block.set(names, solve(stacked_OI, gram_II, scheme.weights, config))
+    solve_together(block, rows, partial(solve, config=config))
 
 
 GPTQ = Method(

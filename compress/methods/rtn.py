@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from compress.methods.base import Method, StepConfig
-from compress.methods.scale_search import minmax_qparams, search_qparams
-from compress.numerics import QuantizedWeight, code_dtype, quantize, tensor_scale
+from compress.methods.rounding import round_to_nearest
+from compress.numerics import QuantizedWeight
 from compress.schemes import QuantArgs, Scheme
 
 
@@ -27,26 +27,9 @@ class RtnConfig(StepConfig):
 
 
 def solve(w_OI: Tensor, gram_II: Tensor | None, args: QuantArgs, config: RtnConfig) -> QuantizedWeight:
-    """Nearest codes of a float32 weight; `gram_II` is not used and may be None.
-
-    Any strategy; the rows of a stacked weight must be cut where blocks end.
-
-    Raises:
-        ValueError: the weights are not finite.
-    """
+    """Nearest codes of a float32 weight; `gram_II` is not used and may be None. See `round_to_nearest`."""
     del gram_II
-    if not bool(torch.isfinite(w_OI).all()):
-        raise ValueError("the weights hold values that are not finite")
-    if config.scale_search:
-        scale, zero = search_qparams(w_OI, torch.ones(w_OI.shape[1]), args)
-    else:
-        scale, zero = minmax_qparams(w_OI, args)
-    w_OGi = w_OI.view(w_OI.shape[0], scale.shape[-1], -1)
-    shift = 0.0 if zero is None else zero.float().unsqueeze(-1)
-    q_OGi = quantize(w_OGi, scale.unsqueeze(-1), shift, args)
-    loss = float(((q_OGi - shift) * scale.unsqueeze(-1) - w_OGi).square().sum())
-    q_OI = q_OGi.to(code_dtype(args)).view(w_OI.shape)
-    return QuantizedWeight(q_OI, scale, zero, loss, global_scale=tensor_scale(w_OI, args))
+    return round_to_nearest(w_OI, None, args, config.scale_search)
 
 
 def step(block: Any, rows: dict[str, Scheme], config: RtnConfig) -> None:

@@ -2,18 +2,16 @@
 
 The range of a group decides between clipping its largest values and rounding all of them coarsely. Instead of
 the plain minimum and maximum, this tries a fixed grid of narrower ranges and keeps, for each group, the one
-with the least error weighted by how much each input column matters:
-
-    argmin over p of  sum_i  h_i * (w_i - dq(q(w_i; p * range)))^2
-
-With h = diag(G) this is the layer's output error without cross terms. The grid contains p = 1, so the result is
-never worse than the plain range.
+with the least output error δᵀ G δ, δ = w − dq(q(w; p · range)), where G is the part of the inputs' Gram matrix between
+the group's own columns. A method that mends a rounding error in the columns to come (GPTQ) asks for G's diagonal alone,
+and so does anyone whose groups are longer than 256, for which the products would cost more than they tell. Without a
+Gram matrix every column counts alike. The grid contains p = 1, so the result is never worse than the plain range.
 
 8-bit floats keep the plain range: their steps shrink with the values, so a narrower range gains nothing. So do scales
 that a whole tensor or block shares.
 
-Left out: a second search over the zero point; a search against the full Gram matrix of the group; wider ranges for
-MXFP4, whose plain range may clip.
+Left out: a second search over the zero point; the cross terms between groups; wider ranges for MXFP4, whose plain range
+may clip.
 """
 
 import torch
@@ -26,6 +24,7 @@ from compress.schemes import QuantArgs
 _NARROWEST = {2: 0.30, 3: 0.45, 4: 0.60}
 _STEPS = 32
 _CHUNK_VALUES = 1 << 16  # the working set of a chunk stays in a core's cache
+_LONGEST_GRAM = 256  # columns of a group, up to which their cross terms are counted
 
 
 def minmax_qparams(w_OI: Tensor, args: QuantArgs, global_scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -53,34 +52,49 @@ def _global_scale(w_OI: Tensor, args: QuantArgs, given: Tensor | None) -> Tensor
 
 
 def search_qparams(
-    w_OI: Tensor, importance_I: Tensor, args: QuantArgs, global_scale: Tensor | None = None
+    w_OI: Tensor, weighting: Tensor | None, args: QuantArgs, global_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Scale float32 [O, G] and zero point int8 [O, G] (None when symmetric) of least weighted error.
 
     Args:
         w_OI: float32 weights.
-        importance_I: float32, ≥ 0, the weight of each input column's squared error.
+        weighting: float32 Gram matrix [I, I] of the inputs, or only its diagonal [I]; None counts columns alike.
         args: with strategies "tensor" and "block", and for 8-bit floats, the plain range is returned.
         global_scale: with strategy "tensor_group" the tensor's own scale, by default `tensor_scale(w_OI)`.
     """
     if args.strategy in ("tensor", "block") or (args.type == "float" and args.num_bits == 8):
-        return minmax_qparams(w_OI, args)
+        return minmax_qparams(w_OI, args, global_scale)
     global_scale = _global_scale(w_OI, args, global_scale)
     in_features = w_OI.shape[1]
-    group = args.span(in_features)
-    h_Gi = importance_I.view(-1, group)
+    weights = _by_group(torch.ones(in_features) if weighting is None else weighting, args.span(in_features))
     rows = max(1, _CHUNK_VALUES // in_features)
     scales, zeros = [], []
     for w_Oi in torch.split(w_OI, rows):
-        scale, zero = _search_rows(w_Oi.view(-1, h_Gi.shape[0], group), h_Gi, args, global_scale)
+        scale, zero = _search_rows(w_Oi.view(len(w_Oi), len(weights), -1), weights, args, global_scale)
         scales.append(scale)
         zeros.append(zero)
     zero_points = None if args.symmetric else torch.cat([z for z in zeros if z is not None])
     return torch.cat(scales), zero_points
 
 
+def _by_group(weighting: Tensor, group: int) -> Tensor:
+    """The Gram matrices of the groups [G, g, g], or where these are too long the diagonals [G, g]."""
+    if weighting.dim() == 1 or group > _LONGEST_GRAM:
+        return (weighting if weighting.dim() == 1 else weighting.diagonal()).reshape(-1, group)
+    count = len(weighting) // group
+    return torch.stack([part[i] for i, part in enumerate(weighting.view(count, group, count, group).transpose(1, 2))])
+
+
+def _errors(delta_OGi: Tensor, weights: Tensor) -> Tensor:
+    """Weighted squared errors [O, G] by groups' Gram matrices or their diagonals."""
+    if weights.dim() == 2:
+        return delta_OGi.square_().mul_(weights).sum(-1)
+    delta_GOi = delta_OGi.transpose(0, 1).contiguous()
+    return torch.bmm(delta_GOi, weights).mul_(delta_GOi).sum(-1).t()
+
+
 def _search_rows(
-    w_OGi: Tensor, h_Gi: Tensor, args: QuantArgs, global_scale: Tensor | None
+    w_OGi: Tensor, weights: Tensor, args: QuantArgs, global_scale: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     low, high = w_OGi.amin(-1), w_OGi.amax(-1)
     best_error: Tensor | None = None
@@ -89,7 +103,7 @@ def _search_rows(
         scale, zero = qparams(low * p, high * p, args, global_scale)
         shift = 0.0 if zero is None else zero.float().unsqueeze(-1)
         delta = quantize(w_OGi, scale.unsqueeze(-1), shift, args).sub_(shift).mul_(scale.unsqueeze(-1))
-        error = delta.sub_(w_OGi).square_().mul_(h_Gi).sum(-1)
+        error = _errors(delta.sub_(w_OGi), weights)
         if best_error is None:
             best_error = error
             continue

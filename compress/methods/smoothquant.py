@@ -63,7 +63,7 @@ def cost(w_OI: Tensor, gram_II: Tensor, largest_I: Tensor, scale_I: Tensor, args
 def smooth(block: Any, names: list[str], statistics: Any, config: SmoothQuantConfig) -> None:
     """Scales an input that a norm makes."""
     pair = block.pair_into(names)
-    if pair is None or not block.is_norm(pair.source):
+    if pair is None or not pair.from_norm:
         return
     w_OI = torch.cat([block.weight(name) for name in names])
     largest_I = statistics.largest_I
@@ -73,9 +73,11 @@ def smooth(block: Any, names: list[str], statistics: Any, config: SmoothQuantCon
         args, gram_II = block.schemes[names[0]].weights, statistics.gram.matrix()
         costs = {a: cost(w_OI, gram_II, largest_I, smoothing_scale(w_OI, largest_I, a), args) for a in _ALPHAS}
         alpha = min(costs, key=costs.__getitem__)
+        without = cost(w_OI, gram_II, largest_I, torch.ones_like(largest_I), args)
+        searched = {"loss": costs[alpha], "without": without}
     else:
-        alpha = config.alpha
-    block.record.setdefault("smoothing", {})["+".join(names)] = {"chosen": f"alpha = {alpha:.2f}"}
+        alpha, searched = config.alpha, {}
+    block.record.setdefault("smoothing", {})["+".join(names)] = {"chosen": f"alpha = {alpha:.2f}", **searched}
     block.scale_channels(pair, smoothing_scale(w_OI, largest_I, alpha), statistics)
 
 

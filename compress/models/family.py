@@ -1,8 +1,10 @@
 """What the toolkit knows about a model family: the names of its parts and which of them can be scaled, as data."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from compress.schemes import Scheme
 
 Rows = Literal["all", "second_half", "values_last", "values_by_group"]
 
@@ -26,6 +28,25 @@ class Pair:
     plus_one: bool = False
     rows: Rows = "all"
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    @property
+    def from_norm(self) -> bool:
+        """Whether a norm makes the channels; families name theirs so."""
+        return "norm" in self.source or self.source.startswith("ln_")
+
+    def obstacle(self, schemes: Mapping[str, Scheme]) -> str | None:
+        """Why the channels cannot be scaled where a block's weights have these schemes; None when they can.
+
+        Args:
+            schemes: of the block's coded weights, by their names in the block.
+        """
+        dense = [target for target in self.targets if target not in schemes]
+        if dense:
+            return f"{dense[0]} is not quantized"
+        source = schemes.get(self.source)
+        if source is not None and not source.weights.divisible:
+            return f"the rows of {self.source}, in {source.text}, have no scales of their own"
+        return None
 
     def holds(self, config: Any) -> bool:
         """Whether a model of this config has the pair."""

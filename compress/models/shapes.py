@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from compress.models.family import ModelFamily
+from compress.models.family import ModelFamily, Pair
 from compress.models.files import max_positions
 from compress.models.load import TransposedLinear, linears
 
@@ -25,7 +25,7 @@ class ModelShapes:
         param_bytes: bytes of a parameter as stored.
         head: the head's name.
         transposed: linear layers that checkpoints store as [I, O].
-        paired: layers of a block whose input can be smoothed, and what makes it.
+        pairs: what smoothing can scale in a block.
         unpaired: layers of a block whose input cannot, and why.
     """
 
@@ -40,7 +40,7 @@ class ModelShapes:
     param_bytes: int = 2
     head: str = "lm_head"
     transposed: frozenset[str] = frozenset()
-    paired: tuple[tuple[tuple[str, ...], str], ...] = ()
+    pairs: tuple[Pair, ...] = ()
     unpaired: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -71,7 +71,7 @@ def shapes_of(model: nn.Module, family: ModelFamily, config: Mapping[str, Any]) 
         param_bytes=4 if str(config.get("dtype") or config.get("torch_dtype")) == "float32" else 2,
         head=family.head,
         transposed=frozenset(n for n, m in model.named_modules() if isinstance(m, TransposedLinear)),
-        paired=tuple((pair.targets, pair.source) for pair in family.pairs_of(settings)),
+        pairs=family.pairs_of(settings),
         unpaired=tuple(family.unpaired_of(settings).items()),
     )
 

@@ -30,13 +30,14 @@ def weights(out_features: int, in_features: int, seed: int) -> tuple[Tensor, Ten
     return w_OI, torch.rand(in_features, generator=generator).square()
 
 
-def naive_error(w_i: Tensor, h_i: Tensor, scale: float, zero: int, args: QuantArgs) -> float:
+def naive_error(w_i: Tensor, gram_ii: Tensor, scale: float, zero: int, args: QuantArgs) -> float:
     """Weighted squared error of one group, float64."""
     q_i = (w_i / scale + zero).round().clamp(args.qmin, args.qmax)
-    return float((h_i * (w_i - (q_i - zero) * scale) ** 2).sum())
+    delta_i = w_i - (q_i - zero) * scale
+    return float(delta_i @ gram_ii @ delta_i)
 
 
-def naive_search(w_i: Tensor, h_i: Tensor, args: QuantArgs) -> tuple[float, float, int]:
+def naive_search(w_i: Tensor, gram_ii: Tensor, args: QuantArgs) -> tuple[float, float, int]:
     """The least error over the grid, and its scale and zero point; every group on its own, float64."""
     best = (float("inf"), 0.0, 0)
     narrowest = {2: 0.30, 3: 0.45, 4: 0.60}.get(args.num_bits, 0.8)
@@ -48,27 +49,63 @@ def naive_search(w_i: Tensor, h_i: Tensor, args: QuantArgs) -> tuple[float, floa
         zero = 0
         if not args.symmetric:
             zero = min(max(round(args.qmin - min(low, 0.0) / scale), args.qmin), args.qmax)
-        error = naive_error(w_i, h_i, scale, zero, args)
+        error = naive_error(w_i, gram_ii, scale, zero, args)
         if error < best[0]:
             best = (error, scale, zero)
     return best
 
 
+def gram_of(h_I: Tensor, seed: int) -> Tensor:
+    """A Gram matrix with this diagonal and strong cross terms."""
+    x_NI = torch.randn(12, len(h_I), generator=torch.Generator().manual_seed(seed)) + 1
+    gram_II = x_NI.t() @ x_NI
+    ratio_I = (h_I / gram_II.diagonal()).sqrt()
+    return gram_II * ratio_I * ratio_I[:, None]
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["diagonal", "gram"])
 @pytest.mark.parametrize("args", CASES, ids=case_id)
-def test_search_equals_brute_force(args: QuantArgs) -> None:
+def test_search_equals_brute_force(args: QuantArgs, cross: bool) -> None:
     w_OI, h_I = weights(7, 48, args.num_bits)
-    scale_OG, zero_OG = search_qparams(w_OI, h_I, args)
+    gram_II = gram_of(h_I, 1) if cross else h_I.diag()
+    scale_OG, zero_OG = search_qparams(w_OI, gram_II if cross else h_I, args)
     size = args.group_size or 48
     assert scale_OG.shape == (7, 48 // size)
     assert (zero_OG is None) == args.symmetric
     same = 0
     for o, g in torch.cartesian_prod(torch.arange(7), torch.arange(48 // size)).tolist():
-        w_i, h_i = (x[g * size : (g + 1) * size].double() for x in (w_OI[o], h_I))
-        least, scale, zero = naive_search(w_i, h_i, args)
+        part = slice(g * size, (g + 1) * size)
+        w_i, gram_ii = w_OI[o, part].double(), gram_II[part, part].double()
+        least, scale, zero = naive_search(w_i, gram_ii, args)
         found = (float(scale_OG[o, g]), 0 if zero_OG is None else int(zero_OG[o, g]))
-        assert naive_error(w_i, h_i, *found, args) == pytest.approx(least, rel=1e-5)
+        assert naive_error(w_i, gram_ii, *found, args) == pytest.approx(least, rel=1e-4)
         same += found == (scale, zero)
     assert same >= 0.9 * scale_OG.numel()  # the rest are ties to float32 rounding
+
+
+def test_no_weighting_counts_columns_alike_and_long_groups_only_by_the_diagonal() -> None:
+    args = QuantArgs(num_bits=4, strategy="channel")
+    w_OI, h_I = weights(5, 288, 3)
+    gram_II = gram_of(h_I, 2)
+    for plain, same in ((None, torch.ones(288)), (gram_II, gram_II.diagonal())):
+        assert torch.equal(search_qparams(w_OI, plain, args)[0], search_qparams(w_OI, same, args)[0])
+    assert not torch.equal(search_qparams(w_OI, None, args)[0], search_qparams(w_OI, h_I, args)[0])
+
+
+def test_cross_terms_change_the_choice() -> None:
+    args = QuantArgs(num_bits=3, strategy="group", group_size=16)
+    w_OI, h_I = weights(64, 48, 4)
+    gram_II = gram_of(h_I, 5)
+    errors = {}
+    for name, weighting in (("gram", gram_II), ("diagonal", h_I)):
+        scale_OG, _ = search_qparams(w_OI, weighting, args)
+        w_OGi = w_OI.view(64, 3, 16)
+        delta_OI = ((w_OGi / scale_OG[..., None]).round().clamp(-4, 3) * scale_OG[..., None] - w_OGi).view_as(w_OI)
+        parts = [
+            delta_OI[:, g : g + 16] @ gram_II[g : g + 16, g : g + 16] * delta_OI[:, g : g + 16] for g in (0, 16, 32)
+        ]
+        errors[name] = float(sum(part.sum() for part in parts))
+    assert errors["gram"] < errors["diagonal"]
 
 
 @settings(max_examples=40, deadline=None)
