@@ -9,10 +9,10 @@ output is read) divided by it: nothing changes but the rounding. The scales come
 
 for r in [0, 1]; s = 1 is in the grid, so the choice is never worse than none by its own measure. That measure is the
 layer's output error tr(ΔW G ΔWᵀ) with G the Gram matrix of its inputs, ΔW = Q(W s) / s − W: the search needs no
-forward pass. A sample of the rows chooses a few finalists, and most or all rows among these. For x_i the paper takes the
-mean of |x_i|; here it is the root of the mean square, which is G's diagonal. Groups of weights that read one input share
-their scales, as they must. In place of the paper's clipping stands `scale_search`: of each group the range of least
-error, by the Gram matrix of its columns.
+forward pass. A sample of the rows chooses a few finalists, and most or all rows among these. For x_i the paper takes
+the mean of |x_i|; here it is the root of the mean square, which is G's diagonal. Groups of weights that read one input
+share their scales, as they must. In place of the paper's clipping stands `scale_search`: of each group the range of
+least error, by the Gram matrix of its columns.
 
 Left out: the paper's loss on the output of all of attention or of the MLP, which costs a forward pass for each
 candidate. It was tried (SmolLM2-135M, 4 bits in groups of 64): after the whole model the KL divergence was 0.216, with
@@ -37,7 +37,7 @@ from compress.schemes import QuantArgs, Scheme
 
 _FLOOR = 1e-4  # the least scale; a channel that is always zero would get none
 _ROWS = 128  # of the weights, evenly spread, by which the candidates are judged first
-_FINAL_ROWS, _FINALISTS = 1024, 6  # the best of these are judged again by more
+_FINAL_ROWS, _FINALISTS = 1024, 4  # the best of these are judged again by more
 
 
 class AwqConfig(StepConfig):
