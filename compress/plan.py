@@ -105,7 +105,7 @@ def make_plan(
     resolved = resolve_groups(step, shapes, draft)
     rows = tuple(row_of(name, shape, step, resolved, (family, shapes, fmt), draft) for name, shape in shapes.linears)
     check_patterns(step, rows, draft)
-    check_format(rows, fmt, draft)
+    check_format(rows, fmt, family.model_type, draft)
     check_transposed(rows, shapes, fmt, draft)
     check_fused(rows, family, draft)
     check_smoothing(recipe, rows, (family, shapes), draft)

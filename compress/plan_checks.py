@@ -39,18 +39,20 @@ def _nearest_name(pattern: str, rows: Sequence[PlanRow]) -> str:
     return (f"did you mean {close[0]!r}? " if close else "") + f"weights are named like {rows[0].name}"
 
 
-def check_format(rows: Sequence[PlanRow], fmt: Format, draft: Draft) -> None:
+def check_format(rows: Sequence[PlanRow], fmt: Format, model_type: str, draft: Draft) -> None:
+    """Refuses schemes that the format cannot hold, alone or together; says what its loaders must be told."""
     schemes = list(dict.fromkeys(row.scheme for row in rows if row.scheme))
     together = fmt.can_mix(schemes)
     if together:
         draft.refusals.append(f"format {fmt.name} cannot hold these schemes together: {together}")
+    formats: dict[str, Format] = {name: resolve(FORMATS, name, kind="format") for name in FORMATS}
     for scheme in schemes:
-        why = fmt.can_write(scheme)
+        why = fmt.can_write(scheme, model_type)
         if why:
-            others = [name for name in FORMATS if resolve(FORMATS, name, kind="format").can_write(scheme) is None]
+            others = [name for name, other in formats.items() if other.can_write(scheme, model_type) is None]
             able = f"formats that can: {', '.join(others)}" if others else "no format here can"
             draft.refusals.append(f"format {fmt.name} cannot hold {scheme.text}: {why}; {able}")
-        note = fmt.caveat(scheme)
+        note = fmt.caveat(scheme, model_type)
         if note:
             draft.notes.append(note)
 

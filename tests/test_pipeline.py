@@ -131,6 +131,44 @@ def test_smoothing_scales_what_the_family_says(tiny: MakeTiny, text: Path, tmp_p
     assert not torch.equal(old, new)
 
 
+@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.usefixtures("verify_here")
+def test_one_norm_that_feeds_attention_and_mlp_is_scaled_once(
+    sequential: bool, tiny: MakeTiny, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Falcon's MLP reads the norm's output after attention has been solved: divided already, and divided only once."""
+    if not sequential:
+        monkeypatch.setattr(plan_module, "SUSPENDED_LIMIT", 0)
+    model, coder = tiny("falcon", tied=True), {"method": "gptq", "scheme": "W8A16"}
+    chains = {"plain": [coder], "smoothed": [{"method": "smoothquant", "alpha": 0.8}, coder]}
+    found = {
+        name: run(steps_recipe(tmp_path, text, name, steps), model, tmp_path / name) for name, steps in chains.items()
+    }
+    norm = "transformer.h.0.input_layernorm.weight"
+    (old,), (new,) = (open_checkpoint(folder).read([norm]).values() for folder in (model, tmp_path / "smoothed"))
+    assert not torch.equal(old, new)
+    assert max(block_errors(found["smoothed"])) < 3 * max(block_errors(found["plain"])) < 0.1
+
+
+@pytest.mark.usefixtures("verify_here")
+def test_weights_of_one_input_may_differ_in_scheme_or_stay_dense(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    """Fewest bits choose the scales; an input that a dense weight reads too is left alone, and the plan says so."""
+    overrides = [
+        {"match": "model.layers.0.self_attn.q_proj", "scheme": "W8A16"},
+        {"match": "model.layers.1.self_attn.q_proj", "scheme": "dense"},
+    ]
+    step = {"method": "awq", "scheme": "W4A16", "group_size": 32, "overrides": overrides}
+    out = tmp_path / "out"
+    outcome = run(steps_recipe(tmp_path, text, "mixed", [step]), tiny("llama", tied=True), out)
+    norms = [f"model.layers.{i}.input_layernorm.weight" for i in (0, 1)]
+    before, after = (open_checkpoint(folder).read(norms) for folder in (tiny("llama", tied=True), out))
+    assert [torch.equal(before[name], after[name]) for name in norms] == [False, True]
+    notes = "\n".join(outcome.report["artifact"]["notes"])
+    assert "awq: input_layernorm → q_proj, k_proj, v_proj are scaled, in 1 blocks" in notes
+    assert "as they are in 1 blocks: self_attn.q_proj is not quantized" in notes
+    assert "smoothing chose scales for" in notes
+
+
 @pytest.mark.parametrize(("family", "scheme", "method", "tied"), PAIRS)
 def test_conformance(
     family: str, scheme: str, method: str, tied: bool,

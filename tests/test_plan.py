@@ -83,6 +83,38 @@ def test_a_family_known_by_its_structure_says_so() -> None:
     assert "'other' is known by its structure alone" in note
 
 
+def test_a_family_that_transformers_only_loads_expanded() -> None:
+    """Falcon's own linear layers: said of weights alone, refused with activations, which would be left as they are."""
+    falcon = dataclasses.replace(LLAMA, model_type="falcon")
+    plan = plan_of("{method: rtn, scheme: W8A16}", family=falcon)
+    assert plan.refusals == ()
+    assert any("quantized falcon" in note and "dequantize=True" in note for note in plan.notes)
+    (refusal,) = plan_of("{method: rtn, scheme: W8A8}", family=falcon).refusals
+    assert all(word in refusal for word in ("compressed-tensors", "falcon", "activations", "no format here can"))
+
+
+# ---- smoothing
+
+
+def smoothing_notes(step: str) -> list[str]:
+    model = dataclasses.replace(shapes(layers=3), pairs=LLAMA.pairs)
+    return [note for note in plan_of(step, model).notes if "awq" in note]
+
+
+def test_the_plan_says_which_channels_are_scaled_and_where_not() -> None:
+    awq = "method: awq, scheme: W4A16, group_size: 32"
+    assert [note for note in smoothing_notes(f"{{{awq}}}") if "leaves" in note] == []
+    (note,) = [n for n in smoothing_notes(f"{{{awq}, ignore: [lm_head, o_proj]}}") if "o_proj" in n]
+    assert note == "awq leaves v_proj → o_proj as they are in 3 blocks: self_attn.o_proj is not quantized"
+    overrides = "overrides: [{match: model.layers.1.mlp.up_proj, scheme: dense}]"
+    notes = smoothing_notes(f"{{{awq}, {overrides}}}")
+    assert "awq: post_attention_layernorm → gate_proj, up_proj are scaled, in 2 blocks" in notes
+    assert "awq: up_proj → down_proj are scaled" in notes  # a dense source is divided as it is
+    source = "overrides: [{match: v_proj, scheme: NVFP4A16}]"
+    (note,) = [n for n in smoothing_notes(f"{{{awq}, {source}}}") if "v_proj → o_proj" in n]
+    assert "in 3 blocks: the rows of self_attn.v_proj" in note
+
+
 # ---- groups
 
 

@@ -128,7 +128,7 @@ class Block:
     largest: dict[str, Tensor] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=lambda: {"loss": {}, "notes": {}})
     outputs_written: bool = False
-    _divisors: dict[str, Tensor] = field(default_factory=dict)  # of inputs that wait, by the group's first weight
+    _divisors: dict[str, Tensor] = field(default_factory=dict)  # by what a weight's input was divided
 
     def linear(self, name: str) -> nn.Linear:
         """The layer of a full name."""
@@ -168,11 +168,19 @@ class Block:
         self.coded[name] = coded
 
     def pair_into(self, names: list[str]) -> Pair | None:
-        """The pair whose targets are these weights, which read one input; None where it cannot be scaled."""
+        """The pair whose channels these weights read first; None where that cannot be scaled.
+
+        Its other targets, if any, read the same input later (one norm before attention and MLP).
+        """
         start = len(self.name) + 1
         local = {name[start:] for name in names}
         schemes = {name[start:]: scheme for name, scheme in self.schemes.items()}
-        return next((p for p in self.pairs if set(p.targets) == local and p.obstacle(schemes) is None), None)
+        first = (p for p in self.pairs if p.targets[0] in local and local <= set(p.targets))
+        return next((pair for pair in first if pair.obstacle(schemes) is None), None)
+
+    def targets(self, pair: Pair) -> list[str]:
+        """Full names of the weights that read a pair's channels."""
+        return [f"{self.name}.{target}" for target in pair.targets]
 
     def channels(self, pair: Pair) -> Channels:
         """The pair's channels, and which input columns of the targets read each."""
@@ -205,8 +213,8 @@ class Block:
             self.twin.get_submodule(target).weight.data = weight_OI.data.to(self.spec.dtype)
         scale_I = found.expand(scale_C)
         statistics.rescale(scale_I)
-        first = f"{self.name}.{pair.targets[0]}"
-        self._divisors[first] = self._divisors[first] * scale_I if first in self._divisors else scale_I
+        for name in self.targets(pair):
+            self._divisors[name] = self._divisors[name] * scale_I if name in self._divisors else scale_I
 
     def _input_scale(self, name: str) -> Tensor | None:
         """float32 [1] for a layer whose inputs have a static scale.
@@ -288,8 +296,9 @@ class Block:
             parent = greenlet.getcurrent().parent
             assert parent is not None
             parked = inputs[0].bfloat16()  # half the memory of what waits; blocks' outputs are kept so too
+            divided = name in self._divisors  # with the first that read this input
             parent.switch(inputs[0])
-            _restore(inputs[0], parked, self._divisors.get(name))
+            _restore(inputs[0], parked, None if divided else self._divisors.get(name))
 
         hooks = [  # before any rounding
             self._linear(self.twin, names[0]).register_forward_pre_hook(partial(suspend, names[0]), prepend=True)
@@ -327,7 +336,10 @@ class Block:
         finally:
             for hook in hooks:
                 hook.remove()
-        yield from zip(self.groups, statistics, strict=True)
+        for names, found in zip(self.groups, statistics, strict=True):
+            if names[0] in self._divisors:  # with the first that read this input
+                found.rescale(self._divisors[names[0]])
+            yield names, found
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from compress.evaluation.report import Report
 from compress.evaluation.rows import SPECS, conditions, groups, lone
 from compress.evaluation.table import summary_lines
 from compress.evaluation.text import plain
+from compress.formats.compressed_tensors import EXPANDED_ONLY
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -179,9 +180,11 @@ def _packages(report: Report) -> str:
 
 
 def _load(report: Report) -> str:
-    """How transformers loads it; of asymmetric weights it must be told to expand them."""
+    """How transformers loads it; some it must be told to expand."""
     artifact = report["artifact"]
-    expand = artifact.get("format") == "compressed-tensors" and "asym" in " ".join(_list(artifact.get("scheme")))
+    asymmetric = "asym" in " ".join(_list(artifact.get("scheme")))
+    alone = report["base"].get("architecture") in EXPANDED_ONLY
+    expand = artifact.get("format") == "compressed-tensors" and (asymmetric or alone)
     config = ", CompressedTensorsConfig" if expand else ""
     extra = ", quantization_config=CompressedTensorsConfig(dequantize=True)" if expand else ""
     return f"""from transformers import AutoModelForCausalLM, AutoTokenizer{config}

@@ -19,9 +19,9 @@ class Format:
     Attributes:
         name: as recipes say it.
         loaders: programs that read it as it is.
-        can_write: None when the scheme fits, else why not.
+        can_write: (scheme, model_type) None when the scheme fits, else why not.
         can_mix: None when one checkpoint may hold all of several schemes, else why not.
-        caveat: what a loader needs to be told of a scheme, None for nothing.
+        caveat: (scheme, model_type) what a loader needs to be told, None for nothing.
         encode: (module name, coded weight, scheme) to checkpoint tensors.
         decode: (module name, checkpoint tensors, scheme) to the float32 weight [O, I].
         config: (schemes by module name, unquantized linear layers, the coding of the cache) to config.json's
@@ -35,9 +35,9 @@ class Format:
 
     name: str
     loaders: tuple[str, ...]
-    can_write: Callable[[Scheme], str | None]
+    can_write: Callable[[Scheme, str], str | None]
     can_mix: Callable[[Collection[Scheme]], str | None]
-    caveat: Callable[[Scheme], str | None]
+    caveat: Callable[[Scheme, str], str | None]
     encode: Callable[[str, QuantizedWeight, Scheme], dict[str, Tensor]]
     decode: Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
     config: Callable[[Mapping[str, Scheme], list[str], QuantArgs | None], dict[str, Any] | None]

@@ -59,8 +59,14 @@ def layout(scheme: Scheme) -> str:
     return {"bfloat16": "float-quantized", "e4m3": "nvfp4-pack-quantized", "e8m0": "mxfp4-pack-quantized"}[w.scale_kind]
 
 
-def can_write(scheme: Scheme) -> str | None:
+# Families whose own layers transformers initialises by their weights, before it has expanded these.
+EXPANDED_ONLY = frozenset({"falcon"})
+
+
+def can_write(scheme: Scheme, model_type: str = "") -> str | None:
     """None when the format holds the scheme, else the reason."""
+    if model_type in EXPANDED_ONLY and scheme.input_activations is not None:
+        return f"transformers 5.24 loads a quantized {model_type} only expanded, and then activations are not quantized"
     if layout(scheme) == "pack-quantized" and scheme.weights.strategy == "tensor":
         return "pack-quantized holds groups and channels, not one scale for a whole tensor"
     return None
@@ -76,11 +82,12 @@ def can_mix(schemes: Collection[Scheme]) -> str | None:
     return None
 
 
-def caveat(scheme: Scheme) -> str | None:
+def caveat(scheme: Scheme, model_type: str = "") -> str | None:
     """What plain transformers needs to be told, or does otherwise."""
-    if not scheme.weights.symmetric:
+    if not scheme.weights.symmetric or model_type in EXPANDED_ONLY:
+        what = "asymmetric weights" if not scheme.weights.symmetric else f"a quantized {model_type}"
         return (
-            "asymmetric weights: with compressed-tensors 0.19 to 0.20.1 transformers loads them only with "
+            f"{what}: with compressed-tensors 0.19 to 0.20.1 transformers 5.24 loads it only with "
             "from_pretrained(…, quantization_config=CompressedTensorsConfig(dequantize=True))"
         )
     if scheme.weights.num_bits == 4 and scheme.weights.type == "float":

@@ -14,8 +14,9 @@ from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme
 
 
-def can_write(scheme: Scheme) -> str | None:
+def can_write(scheme: Scheme, model_type: str = "") -> str | None:
     """Every weight scheme; quantized activations have nowhere to be said."""
+    del model_type
     return "it has no words for quantized activations" if scheme.input_activations else None
 
 
@@ -24,9 +25,9 @@ def can_mix(schemes: Collection[Scheme]) -> None:
     del schemes
 
 
-def caveat(scheme: Scheme) -> None:
+def caveat(scheme: Scheme, model_type: str = "") -> None:
     """Loaders need to be told nothing."""
-    del scheme
+    del scheme, model_type
 
 
 def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tensor]:

@@ -151,11 +151,12 @@ def smooth(block: Any, names: list[str], statistics: Any, config: AwqConfig) -> 
     if pair is None:
         return
     found = block.channels(pair)
-    args = min((block.schemes[name].weights for name in names), key=lambda args: args.num_bits)
-    w_OI = torch.cat([block.weight(name) for name in names if block.schemes[name].weights == args])
+    targets = block.targets(pair)
+    args = min((block.schemes[name].weights for name in targets), key=lambda args: args.num_bits)
+    w_OI = torch.cat([block.weight(name) for name in targets if block.schemes[name].weights == args])
     readers = Readers(lambda x_I: found.shared(x_I, "mean"), found.expand)
     choice = search_scale(w_OI, statistics.gram.matrix(), args, config, readers)
-    block.record.setdefault("smoothing", {})["+".join(names)] = {
+    block.record.setdefault("smoothing", {})["+".join(targets)] = {
         "chosen": choice.name, "loss": choice.loss, "without": choice.loss_without,
     }  # fmt: skip
     if choice.loss < choice.loss_without:

@@ -65,19 +65,20 @@ def smooth(block: Any, names: list[str], statistics: Any, config: SmoothQuantCon
     pair = block.pair_into(names)
     if pair is None or not pair.from_norm:
         return
-    w_OI = torch.cat([block.weight(name) for name in names])
+    targets = block.targets(pair)
+    w_OI = torch.cat([block.weight(name) for name in targets])
     largest_I = statistics.largest_I
     if not bool(largest_I.isfinite().all()):
         raise ValueError("the inputs hold values that are not finite")
     if config.alpha == "auto":
-        args, gram_II = block.schemes[names[0]].weights, statistics.gram.matrix()
+        args, gram_II = block.schemes[targets[0]].weights, statistics.gram.matrix()
         costs = {a: cost(w_OI, gram_II, largest_I, smoothing_scale(w_OI, largest_I, a), args) for a in _ALPHAS}
         alpha = min(costs, key=costs.__getitem__)
         without = cost(w_OI, gram_II, largest_I, torch.ones_like(largest_I), args)
         searched = {"loss": costs[alpha], "without": without}
     else:
         alpha, searched = config.alpha, {}
-    block.record.setdefault("smoothing", {})["+".join(names)] = {"chosen": f"alpha = {alpha:.2f}", **searched}
+    block.record.setdefault("smoothing", {})["+".join(targets)] = {"chosen": f"alpha = {alpha:.2f}", **searched}
     block.scale_channels(pair, smoothing_scale(w_OI, largest_I, alpha), statistics)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from compress.artifact import switch_cache_on
 from compress.errors import CompressError, nearest
-from compress.formats.compressed_tensors import import_library, read_cache
+from compress.formats.compressed_tensors import EXPANDED_ONLY, import_library, read_cache
 from compress.models.load import open_checkpoint
 
 DTYPES: dict[str, torch.dtype] = {
@@ -199,16 +199,18 @@ def parameter_count(path: Path) -> int:
 
 
 def _expanding(path: Path) -> dict[str, Any]:
-    """Options that expand asymmetric weights while loading.
+    """Options that expand weights while loading, where transformers' ordinary way finds none that fit.
 
-    compressed-tensors 0.19 to 0.20.1 gives their packed zero points a wrong shape on the meta device, so that
-    transformers' ordinary way of loading finds none that fits.
+    compressed-tensors 0.19 to 0.20.1 gives the packed zero points of asymmetric weights a wrong shape on the meta
+    device; and a Falcon's own linear layers are initialised by their weights, which are not there.
     """
-    settings = json.loads((path / "config.json").read_text()).get("quantization_config") or {}
+    config = json.loads((path / "config.json").read_text())
+    settings = config.get("quantization_config") or {}
     groups = settings.get("config_groups", {}).values()
-    if settings.get("quant_method") != "compressed-tensors" or all(
-        (group.get("weights") or {}).get("symmetric", True) for group in groups
-    ):
+    symmetric = all((group.get("weights") or {}).get("symmetric", True) for group in groups)
+    if settings.get("quant_method") != "compressed-tensors":
+        return {}
+    if symmetric and config.get("model_type") not in EXPANDED_ONLY:
         return {}
     from transformers import CompressedTensorsConfig
 
