@@ -54,16 +54,17 @@ def wire_inputs(module: nn.Module, name: str, schemes: Mapping[str, Scheme]) -> 
     """Hangs a rounding, switched off, in front of every layer of `module` whose scheme codes inputs.
 
     Args:
-        name: the module's full name.
+        name: the module's full name; "" for a whole model.
         schemes: of linear layers, by full name; those outside the module are passed over.
     Returns:
         The roundings by the layers' full names.
     """
     wired = {}
+    start = f"{name}." if name else ""
     for layer, scheme in schemes.items():
-        if scheme.input_activations is not None and layer.startswith(name + "."):
+        if scheme.input_activations is not None and layer.startswith(start):
             wired[layer] = QuantizedInput(scheme.input_activations)
-            module.get_submodule(layer[len(name) + 1 :]).register_forward_pre_hook(wired[layer])
+            module.get_submodule(layer[len(start) :]).register_forward_pre_hook(wired[layer])
     return wired
 
 

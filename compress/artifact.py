@@ -218,8 +218,15 @@ def assemble(
     if settings is not None:
         document["quantization_config"] = settings
     write_json(folder / "config.json", document)
+    copy_sidecars(source, folder)
+
+
+def copy_sidecars(source: Path, folder: Path) -> None:
+    """Copies the source's other files, byte for byte; a model's card becomes README.base.md, one of ours is left."""
     for path in _sidecars(source):
         relative = path.relative_to(source)
+        if str(relative) == "README.md" and (source / LOCK).is_file():
+            continue
         target = folder / ("README.base.md" if str(relative) == "README.md" else relative)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)

@@ -62,6 +62,10 @@ def parser() -> argparse.ArgumentParser:
     judge.add_argument("--against", metavar="BASE", help="the model to compare with (an artifact's own base)")
     judge.add_argument("--out", type=Path, help="folder of the report (the artifact's, else evaluations/<name>)")
     _machine(judge)
+    turn = _add(commands, "convert", "write an artifact's codes in another format")
+    turn.add_argument("artifact", type=Path, help="an artifact, or any quantized checkpoint that is read here")
+    turn.add_argument("--to", required=True, metavar="FORMAT", help="the format to write")
+    turn.add_argument("--out", type=Path, help="the new folder (beside the artifact, with the format's name)")
     show = _add(commands, "report", "print an artifact's report")
     show.add_argument("artifact", type=Path, help="folder of an artifact")
     _add(commands, "recipes", "list the shipped recipes, and what each costs")
@@ -142,6 +146,15 @@ def _eval(options: argparse.Namespace) -> int:
             progress=bars.update,
         )  # fmt: skip
     return _say_outcome(outcome, "evaluation", options.json)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from compress.convert import convert
+
+    _quiet(None)
+    with _Bars(silent=options.json) as bars:
+        outcome = convert(options.artifact, options.to, options.out, bars.update)
+    return _say_outcome(outcome, "artifact", options.json)
 
 
 def _say_outcome(outcome: Any, kind: str, as_json: bool) -> int:

@@ -41,6 +41,7 @@ class QuantizedWeight:
         notes: named numerical fallbacks that were taken, for the report.
         global_scale: float32 [1], strategy "tensor_group" only: `scale` is an E4M3 number divided by it.
         input_scale: float32 [1], for static input activations: what their codes are multiplied with.
+        g_idx_I: int32 [I], the group of each column, where groups are not cut in the columns' order; else None.
     """
 
     q_OI: Tensor
@@ -50,12 +51,13 @@ class QuantizedWeight:
     notes: tuple[str, ...] = ()
     global_scale: Tensor | None = None
     input_scale: Tensor | None = None
+    g_idx_I: Tensor | None = None
 
     def rows(self, start: int, end: int) -> "QuantizedWeight":
         """The part of a weight that was solved stacked with others."""
         scale, zero = (t if t is None or len(t) == 1 else t[start:end] for t in (self.scale, self.zero))
         assert scale is not None
-        return QuantizedWeight(self.q_OI[start:end], scale, zero, global_scale=self.global_scale)
+        return QuantizedWeight(self.q_OI[start:end], scale, zero, global_scale=self.global_scale, g_idx_I=self.g_idx_I)
 
 
 def code_dtype(args: QuantArgs) -> torch.dtype:
@@ -98,7 +100,8 @@ def qparams(
     """Scale and zero point that map [low, high] onto the codes.
 
     Symmetric: the scale is max(|low|, |high|) / ((2^b - 1) / 2), for floats over the largest code. Asymmetric: the
-    range is stretched to hold zero, so that zero is exact.
+    range is stretched to hold zero, so that zero is exact, and one step below it: AutoGPTQ's checkpoints store the
+    zero point less one, and cannot say that it is the smallest code.
 
     Args:
         low, high: float32 tensors of one shape, the ends of each range.
@@ -115,9 +118,10 @@ def qparams(
             return round_scale(scale), None
         assert global_scale is not None, "`tensor_scale` comes first"
         return _round_e4m3((scale * global_scale).clamp_min(_E4M3_TINY)) / global_scale, None
-    low, high = low.clamp_max(0), high.clamp_min(0)
+    high = high.clamp_min(0)
+    low = torch.minimum(low, high / -(args.qmax - args.qmin - 1))
     scale = round_scale((high - low) / (args.qmax - args.qmin))
-    zero = (args.qmin - low / scale).round().clamp(args.qmin, args.qmax)
+    zero = (args.qmin - low / scale).round().clamp(args.qmin + 1, args.qmax)
     return scale, zero.to(torch.int8)
 
 
@@ -161,6 +165,10 @@ def divided(weight: QuantizedWeight, rows_C: Tensor, scale_C: Tensor) -> Quantiz
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
     """float32 [O, I] values of a coded weight."""
+    if weight.g_idx_I is not None:
+        g_I = weight.g_idx_I.long()
+        shift_OI = 0.0 if weight.zero is None else weight.zero.float()[:, g_I]
+        return (weight.q_OI.float() - shift_OI) * weight.scale[:, g_I]
     out_features, in_features = weight.q_OI.shape
     groups = weight.scale.shape[-1]
     q_OGi = weight.q_OI.float().view(out_features, groups, in_features // groups)

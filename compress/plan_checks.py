@@ -53,8 +53,11 @@ def check_format(rows: Sequence[PlanRow], fmt: Format, model_type: str, draft: D
             able = f"formats that can: {', '.join(others)}" if others else "no format here can"
             draft.refusals.append(f"format {fmt.name} cannot hold {scheme.text}: {why}; {able}")
         note = fmt.caveat(scheme, model_type)
-        if note:
+        if note and note not in draft.notes:
             draft.notes.append(note)
+    odd = [(row.name, why) for row in rows if row.scheme and (why := fmt.misfit(row.shape))]
+    if odd:
+        draft.refusals.append(f"format {fmt.name} cannot hold {len(odd)} weights, {odd[0][0]} first: {odd[0][1]}")
 
 
 def check_transposed(rows: Sequence[PlanRow], shapes: ModelShapes, fmt: Format, draft: Draft) -> None:

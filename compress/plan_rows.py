@@ -9,7 +9,7 @@ from compress.methods.base import StepConfig
 from compress.models.family import ModelFamily
 from compress.models.shapes import ModelShapes
 from compress.recipe import scheme_of
-from compress.schemes import PRESETS, Scheme, misfit, weight_bytes
+from compress.schemes import PRESETS, Scheme, misfit
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,15 @@ def row_of(
             draft.refusals.append(f"{name} is {shape[1]} wide, which its override's group size {size} does not divide")
         elif why:
             draft.refusals.append(f"{name} cannot have its override's scheme: {why}")
+    if scheme and getattr(step, "actorder", None) == "group" and scheme.weights.strategy == "group":
+        scheme = scheme.reordered()
     if scheme and not name.startswith(family.blocks + "."):
         why = "its weights are the embedding's" if tied and name == family.head else "only blocks are quantized"
         draft.refusals.append(f"{name} cannot be quantized: {why}; add it to `ignore`")
         scheme = None
     if tied and name == family.head:
         before, reason = 0, reason + "; tied to the embedding"
-    coded = weight_bytes(scheme, shape) if fmt.packs else weight_bytes(None, shape)
-    after = coded if scheme else before
+    after = fmt.weight_bytes(scheme, shape) if scheme else before
     return PlanRow(name, shape, scheme, step.method if scheme else None, reason, before, after)
 
 

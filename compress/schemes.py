@@ -36,6 +36,8 @@ class QuantArgs(BaseModel):
         group_size: input values that share a scale, with strategies "group" and "tensor_group".
         block_structure: rows and columns of a block, with strategy "block".
         dynamic: the scale is found while running (activations only).
+        actorder: "group": groups are cut after the columns have been sorted by the size of their inputs, so that a
+            column's group is not its place (AutoGPTQ's `g_idx`); else None.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,9 +49,12 @@ class QuantArgs(BaseModel):
     group_size: int | None = Field(default=None, ge=8)
     block_structure: tuple[int, int] | None = None
     dynamic: bool = False
+    actorder: Literal["group"] | None = None
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
+        if self.actorder and (self.type != "int" or self.strategy != "group"):
+            raise ValueError("`actorder: group` is for integers in groups")
         if (self.strategy in ("group", "tensor_group")) != (self.group_size is not None):
             raise ValueError("`group_size` goes with `strategy: group` or `tensor_group`, and only with them")
         if (self.strategy == "block") != (self.block_structure is not None):
@@ -159,6 +164,10 @@ class Scheme(BaseModel):
         weights = self.weights.model_copy(update={"strategy": "group", "group_size": group_size})
         return self.model_copy(update={"weights": weights})
 
+    def reordered(self) -> Self:
+        """The same scheme with groups cut in the order of the columns' inputs."""
+        return self.model_copy(update={"weights": self.weights.model_copy(update={"actorder": "group"})})
+
     @property
     def static_inputs(self) -> bool:
         """Whether the scale of its input activations has to be measured beforehand."""
@@ -176,7 +185,8 @@ class Scheme(BaseModel):
 def _grain(args: QuantArgs) -> str:
     if args.block_structure:
         return "block {}×{}".format(*args.block_structure)
-    return f"{args.strategy} {args.group_size}" if args.group_size else args.strategy
+    order = ", act-order" if args.actorder else ""
+    return f"{args.strategy} {args.group_size}{order}" if args.group_size else args.strategy
 
 
 def misfit(scheme: Scheme, shape: tuple[int, int]) -> str | None:

@@ -129,7 +129,7 @@ def _check_tensors(folder: Path, base: Path, model: StreamedModel) -> int:
             names.add(f"{name}.weight")
             for part, tensor in stored.items():
                 scale = tensor.float()  # torch does not compare float8
-                if part.endswith("_scale") and not bool((scale.isfinite() & (scale > 0)).all()):
+                if "scale" in part.rsplit(".", 1)[-1] and not bool((scale.isfinite() & (scale > 0)).all()):
                     raise _differs(f"{part} holds a scale that is not finite and positive", folder)
             decoding_reader(checkpoint, fmt, {name: scheme})(name)
     expected = set(model.fit(open_checkpoint(base)).files)

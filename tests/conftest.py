@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from compress import pipeline
+from compress.verify import Request, examine
+
 FAMILY_NAMES = (
     "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "opt", "phi3", "qwen2",
     "qwen3",
@@ -100,3 +103,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> MakeTiny:
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    words = [f"word{(i * i) % 97} is not {i % 13}." for i in range(3000)]
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(words))
+    return path
+
+
+@pytest.fixture
+def verify_here(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """Verification in this process rather than a fresh one, with plain transformers' reload: seconds less each."""
+    requests: list[Request] = []
+
+    def verify(request: Request) -> dict[str, Any]:
+        requests.append(request)
+        return examine(Request(**{**request.__dict__, "whole": True}))
+
+    monkeypatch.setattr(pipeline, "verify", verify)
+    return requests

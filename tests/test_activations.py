@@ -26,7 +26,7 @@ from compress.recipe import parse
 from compress.runtimes.hf import HfRuntime
 from compress.schemes import KV_CACHES, PRESETS
 from tests.conftest import MakeTiny
-from tests.test_pipeline import run, text, verify_here, write_recipe  # noqa: F401  # fixtures
+from tests.test_pipeline import run, write_recipe
 from tests.test_plan import DATA, shapes
 
 LAYERS = 7
@@ -127,7 +127,7 @@ def test_inputs_that_are_only_zeros_get_a_named_fallback(tiny: MakeTiny, tmp_pat
 
 @pytest.mark.usefixtures("verify_here")
 def test_a_mixture_computes_what_each_group_says(
-    tiny: MakeTiny, text: Path, tmp_path: Path, calls: list[torch.Size]  # noqa: F811
+    tiny: MakeTiny, text: Path, tmp_path: Path, calls: list[torch.Size]
 ) -> None:  # fmt: skip
     """Five layouts in one checkpoint; verification compares with plain transformers."""
     overrides = [
@@ -154,7 +154,7 @@ def test_a_mixture_computes_what_each_group_says(
 # ---- the cache
 
 
-def cache_recipe(folder: Path, text: Path, **keys: Any) -> str:  # noqa: F811
+def cache_recipe(folder: Path, text: Path, **keys: Any) -> str:
     path = folder / "cache.yaml"
     document = {
         "version": 1, "summary": "a test", "steps": [{"method": "rtn", "scheme": "W8A16"}], "kv_cache": "FP8",
@@ -167,7 +167,7 @@ def cache_recipe(folder: Path, text: Path, **keys: Any) -> str:  # noqa: F811
 @pytest.mark.usefixtures("verify_here")
 @pytest.mark.parametrize("family", ["gemma3_text", "phi3", "qwen3"])  # sliding windows; one projection; normed keys
 def test_a_quantized_cache_is_computed_alike_everywhere(
-    family: str, tiny: MakeTiny, text: Path, tmp_path: Path  # noqa: F811
+    family: str, tiny: MakeTiny, text: Path, tmp_path: Path
 ) -> None:  # fmt: skip
     """By the walk, from disk and by transformers; its scales are where vLLM looks for them."""
     outcome = run(cache_recipe(tmp_path, text), tiny(family, tied=True), tmp_path / "out")
@@ -187,7 +187,7 @@ def test_a_quantized_cache_is_computed_alike_everywhere(
 
 @pytest.mark.usefixtures("verify_here")
 def test_the_cached_loop_sees_the_quantized_cache(
-    tiny: MakeTiny, text: Path, tmp_path: Path  # noqa: F811
+    tiny: MakeTiny, text: Path, tmp_path: Path
 ) -> None:  # fmt: skip
     out = run(cache_recipe(tmp_path, text), tiny("llama", tied=True), tmp_path / "out").folder
     runtime = HfRuntime()

@@ -33,7 +33,7 @@ errors files paths tables workers
 schemes numerics activations
 evaluation evaluation.memory evaluation.metrics
 methods methods.base methods.scale_search methods.rounding methods.rtn methods.gptq methods.awq methods.smoothquant
-formats formats.base formats.compressed_tensors formats.dense
+formats formats.base formats.compressed_tensors formats.gptq formats.awq formats.fp8 formats.dense
 models models.family models.surgery
 models.falcon models.gemma2 models.gemma3_text models.gpt2 models.gpt_neox models.llama models.mistral models.olmo2
 models.opt models.phi3 models.qwen2 models.qwen3
@@ -48,7 +48,7 @@ evaluation.intervals evaluation.stream evaluation.suite evaluation.cost evaluati
 evaluation.speed evaluation.likelihood evaluation.compare evaluation.accuracy
 evaluation.report evaluation.text evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
 evaluation.figures evaluation.page evaluation.card
-verify keys evaluation.questions job windows measure pipeline judge __init__
+verify keys evaluation.questions job windows measure pipeline judge convert __init__
 cli __main__
 """.split()  # noqa: SIM905  # a page of names reads better without quotes
 MODULES = ["compress" if name == "__init__" else f"compress.{name}" for name in ORDER]

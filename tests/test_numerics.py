@@ -125,10 +125,10 @@ def test_symmetric_scale_by_hand() -> None:
 def test_asymmetric_scale_by_hand() -> None:
     args = QuantArgs(num_bits=4, symmetric=False)
     low, high = torch.tensor([-5.0, 1.0, -30.0]), torch.tensor([10.0, 15.0, -3.0])
-    scale, zero = qparams(low, high, args)  # the ranges become [-5, 10], [0, 15], [-30, 0]
-    assert scale.tolist() == [1.0, 1.0, 2.0]
+    scale, zero = qparams(low, high, args)  # the ranges become [-5, 10], [-15/14, 15], [-30, 0]
+    assert scale.tolist() == [1.0, float(torch.tensor(15 / 14).bfloat16()), 2.0]
     assert zero is not None
-    assert zero.tolist() == [-3, -8, 7]
+    assert zero.tolist() == [-3, -7, 7]
 
 
 def test_round_scale_keeps_bfloat16_values_and_lifts_zero() -> None:

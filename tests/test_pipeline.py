@@ -37,27 +37,6 @@ PAIRS = [
 ]
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    words = [f"word{(i * i) % 97} is not {i % 13}." for i in range(3000)]
-    path = tmp_path / "text.txt"
-    path.write_text(" ".join(words))
-    return path
-
-
-@pytest.fixture
-def verify_here(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """Verification in this process rather than a fresh one, with plain transformers' reload: seconds less each."""
-    requests: list[Request] = []
-
-    def verify(request: Request) -> dict[str, Any]:
-        requests.append(request)
-        return examine(Request(**{**request.__dict__, "whole": True}))
-
-    monkeypatch.setattr(pipeline, "verify", verify)
-    return requests
-
-
 def write_recipe(
     folder: Path, text: Path, *, name: str = "recipe", fmt: str = "compressed-tensors", **step: Any
 ) -> str:
@@ -167,6 +146,35 @@ def test_weights_of_one_input_may_differ_in_scheme_or_stay_dense(tiny: MakeTiny,
     assert "awq: input_layernorm → q_proj, k_proj, v_proj are scaled, in 1 blocks" in notes
     assert "as they are in 1 blocks: self_attn.q_proj is not quantized" in notes
     assert "smoothing chose scales for" in notes
+
+
+@pytest.mark.parametrize(("family", "fmt", "step"), [
+    ("llama", "gptq", {"method": "gptq", "scheme": "W4A16", "actorder": "group"}),
+    ("opt", "gptq", {"method": "gptq", "scheme": "W3A16"}),
+    ("gpt2", "gptq", {"method": "rtn", "scheme": "W8A16"}),
+    ("falcon", "gptq", {"method": "rtn", "scheme": "W2A16"}),
+    ("phi3", "awq", {"method": "awq", "scheme": "W4A16_ASYM"}),
+    ("gemma3_text", "awq", {"method": "gptq", "scheme": "W4A16"}),
+    ("qwen3", "fp8", {"method": "rtn", "scheme": "FP8_BLOCK", "group_size": None, "group_fallback": []}),
+])  # fmt: skip
+def test_formats_of_other_libraries(
+    family: str, fmt: str, step: dict[str, Any], tiny: MakeTiny, text: Path, tmp_path: Path, verify_here: list[Request]
+) -> None:
+    """Written, read back, and computed alike by transformers' own modules with the decoded weights."""
+    out = tmp_path / "out"
+    blocks = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 32}
+    model = tiny(family, tied=True, **(blocks if fmt == "fp8" else {}))
+    outcome = run(write_recipe(tmp_path, text, fmt=fmt, **{"group_size": 32, **step}), model, out)
+    found = outcome.report["verified"]
+    assert found["max_error"] < 1e-5
+    assert found["logit_error"] < (1e-1 if fmt == "fp8" else 1e-3)
+    stored = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert (stored["quant_method"], stored.get("desc_act", False)) == (fmt, "actorder" in step)
+    names = open_checkpoint(out).files
+    assert any(name.endswith(".weight_scale_inv" if fmt == "fp8" else ".qweight") for name in names)
+    planned = json.loads((out / "plan.json").read_text())
+    size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    assert planned["bytes_after"] == pytest.approx(size, rel=0.05, abs=8192)
 
 
 @pytest.mark.parametrize(("family", "scheme", "method", "tied"), PAIRS)

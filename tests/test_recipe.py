@@ -182,7 +182,7 @@ WRONG_VALUE: dict[str, tuple[str, int, str, str]] = {
     "a negative fallback": (RTN + "    group_fallback: [-64]\n", 6, "steps.0.group_fallback.0", "8.* -64"),
     "a word for a number": (RTN + "    group_size: many\n", 6, "steps.0.group_size", "integer.*'many'"),
     "damping": (GPTQ + "    damping: 2\n", 6, "steps.0.damping", "1 .*2"),
-    "an act-order that is gone": (GPTQ + "    actorder: group\n", 6, "steps.0.actorder", "'static'.*'group'"),
+    "an act-order that is gone": (GPTQ + "    actorder: weight\n", 6, "steps.0.actorder", "'static'.*'group'"),
     "no samples": (RTN + "calibration: {samples: 0}\n", 6, "calibration.samples", "1 .*0"),
     "short windows": (RTN + "calibration:\n  seq_len: 7\n", 7, "calibration.seq_len", "8 .*7"),
     "delta": (RTN + "evaluate:\n  delta: 1\n", 7, "evaluate.delta", "less than 1"),

@@ -2,5 +2,8 @@
 
 FORMATS: dict[str, str] = {
     "compressed-tensors": "compress.formats.compressed_tensors:COMPRESSED_TENSORS",
+    "gptq": "compress.formats.gptq:GPTQ",
+    "awq": "compress.formats.awq:AWQ",
+    "fp8": "compress.formats.fp8:FP8",
     "dense": "compress.formats.dense:DENSE",
 }

@@ -4,8 +4,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
+from compress.errors import CompressError
 from compress.numerics import QuantizedWeight
 from compress.schemes import QuantArgs, Scheme
 
@@ -21,8 +23,11 @@ class Format:
         loaders: programs that read it as it is.
         can_write: (scheme, model_type) None when the scheme fits, else why not.
         can_mix: None when one checkpoint may hold all of several schemes, else why not.
+        misfit: why a weight of shape [O, I] cannot be stored, None when it can.
+        weight_bytes: bytes of a coded weight of shape [O, I], scales and all.
         caveat: (scheme, model_type) what a loader needs to be told, None for nothing.
         encode: (module name, coded weight, scheme) to checkpoint tensors.
+        read: (module name, checkpoint tensors, scheme) to the coded weight; None where no codes are kept.
         decode: (module name, checkpoint tensors, scheme) to the float32 weight [O, I].
         config: (schemes by module name, unquantized linear layers, the coding of the cache) to config.json's
             `quantization_config`; None when there is none.
@@ -37,8 +42,11 @@ class Format:
     loaders: tuple[str, ...]
     can_write: Callable[[Scheme, str], str | None]
     can_mix: Callable[[Collection[Scheme]], str | None]
+    misfit: Callable[[tuple[int, int]], str | None]
+    weight_bytes: Callable[[Scheme, tuple[int, int]], int]
     caveat: Callable[[Scheme, str], str | None]
     encode: Callable[[str, QuantizedWeight, Scheme], dict[str, Tensor]]
+    read: Callable[[str, Mapping[str, Tensor], Scheme], QuantizedWeight | None]
     decode: Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
     config: Callable[[Mapping[str, Scheme], list[str], QuantArgs | None], dict[str, Any] | None]
     read_config: Callable[[Mapping[str, Any], list[str]], dict[str, Scheme]]
@@ -46,3 +54,25 @@ class Format:
     parts: tuple[str, ...]
     packs: bool
     holds_cache: bool
+
+
+def fits(shape: tuple[int, int]) -> None:
+    """The `misfit` of formats that hold any shape."""
+    del shape
+
+
+def integer_scheme(settings: Mapping[str, Any], *, symmetric: bool, actorder: bool = False) -> Scheme:
+    """The scheme of a `quantization_config` that says `bits` and `group_size` (-1: by channel).
+
+    Raises:
+        CompressError: one of them is missing or makes no sense.
+    """
+    size = settings.get("group_size")
+    grain = {"strategy": "channel"} if size == -1 else {"strategy": "group", "group_size": size}
+    order = {"actorder": "group"} if actorder and size != -1 else {}
+    try:
+        args = {"num_bits": settings.get("bits"), "symmetric": symmetric, **grain, **order}
+        return Scheme.model_validate({"weights": args})
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise CompressError(f"this quantization is not read: {why}", where="config.json") from error

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import INPUT_SCALE, Format
+from compress.formats.base import INPUT_SCALE, Format, fits
 from compress.numerics import (
     QuantizedWeight,
     dequantize,
@@ -41,7 +41,7 @@ from compress.numerics import (
     unpack_fp4,
     unpack_int32,
 )
-from compress.schemes import KV_CACHES, QuantArgs, Scheme
+from compress.schemes import KV_CACHES, QuantArgs, Scheme, weight_bytes
 
 _SCALE_DTYPES = {"e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uint8"}  # the package's words, where not bfloat16
 
@@ -65,6 +65,8 @@ EXPANDED_ONLY = frozenset({"falcon"})
 
 def can_write(scheme: Scheme, model_type: str = "") -> str | None:
     """None when the format holds the scheme, else the reason."""
+    if scheme.weights.actorder:
+        return "its groups follow the columns' order; use `actorder: static`"
     if model_type in EXPANDED_ONLY and scheme.input_activations is not None:
         return f"transformers 5.24 loads a quantized {model_type} only expanded, and then activations are not quantized"
     if layout(scheme) == "pack-quantized" and scheme.weights.strategy == "tensor":
@@ -134,28 +136,34 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
 
 def decode(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
     """float32 [O, I] weight of its checkpoint tensors."""
+    return dequantize(read(name, tensors, scheme))
+
+
+def read(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> QuantizedWeight:
+    """The coded weight of its checkpoint tensors."""
     args, kind = scheme.weights, layout(scheme)
-    scale = tensors[f"{name}.weight_scale"]
+    scale, inputs = tensors[f"{name}.weight_scale"], tensors.get(f"{name}.{INPUT_SCALE}")
+    input_scale = None if inputs is None else inputs.float()
     if kind == "pack-quantized":
         out_features, in_features = tensors[f"{name}.weight_shape"].tolist()
         zero = tensors.get(f"{name}.weight_zero_point")
-        return dequantize(
-            QuantizedWeight(
-                q_OI=unpack_int32(tensors[f"{name}.weight_packed"], args.num_bits, in_features),
-                scale=scale.float(),
-                zero=None if zero is None else unpack_int32(zero.t(), args.num_bits, out_features).t(),
-            )
+        return QuantizedWeight(
+            q_OI=unpack_int32(tensors[f"{name}.weight_packed"], args.num_bits, in_features),
+            scale=scale.float(),
+            zero=None if zero is None else unpack_int32(zero.t(), args.num_bits, out_features).t(),
+            input_scale=input_scale,
         )
     if kind == "nvfp4-pack-quantized":
-        global_scale = tensors[f"{name}.weight_global_scale"].float()
-        coded = QuantizedWeight(unpack_fp4(tensors[f"{name}.weight_packed"]), scale.float() / global_scale, None)
-    elif kind == "mxfp4-pack-quantized":
-        coded = QuantizedWeight(unpack_fp4(tensors[f"{name}.weight_packed"]), unpack_e8m0(scale), None)
-    else:
-        scale = scale.float().view(-1, 1) if args.strategy == "tensor" else scale.float()
-        rows = args.block_structure[0] if args.block_structure else 1
-        coded = QuantizedWeight(tensors[f"{name}.weight"], scale.repeat_interleave(rows, 0), None)
-    return dequantize(coded)
+        total = tensors[f"{name}.weight_global_scale"].float()
+        q_OI = unpack_fp4(tensors[f"{name}.weight_packed"])
+        return QuantizedWeight(q_OI, scale.float() / total, None, global_scale=total, input_scale=input_scale)
+    if kind == "mxfp4-pack-quantized":
+        return QuantizedWeight(
+            unpack_fp4(tensors[f"{name}.weight_packed"]), unpack_e8m0(scale), None, input_scale=input_scale
+        )
+    scale = scale.float().view(-1, 1) if args.strategy == "tensor" else scale.float()
+    rows = args.block_structure[0] if args.block_structure else 1
+    return QuantizedWeight(tensors[f"{name}.weight"], scale.repeat_interleave(rows, 0), None, input_scale=input_scale)
 
 
 def _said(args: QuantArgs | None) -> dict[str, Any] | None:
@@ -165,6 +173,7 @@ def _said(args: QuantArgs | None) -> dict[str, Any] | None:
     said = {**args.model_dump(mode="json"), "observer": None}
     if args.block_structure is None:
         del said["block_structure"]
+    del said["actorder"]
     if args.scale_kind in _SCALE_DTYPES:
         said["scale_dtype"] = _SCALE_DTYPES[args.scale_kind]
     return said
@@ -247,8 +256,11 @@ COMPRESSED_TENSORS = Format(
     loaders=("transformers with compressed-tensors ≥ 0.20", "vLLM", "SGLang"),
     can_write=can_write,
     can_mix=can_mix,
+    misfit=fits,
+    weight_bytes=weight_bytes,
     caveat=caveat,
     encode=encode,
+    read=read,
     decode=decode,
     config=config,
     read_config=read_config,

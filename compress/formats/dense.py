@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.formats.base import Format
+from compress.formats.base import Format, fits
 from compress.numerics import QuantizedWeight, dequantize
-from compress.schemes import QuantArgs, Scheme
+from compress.schemes import QuantArgs, Scheme, weight_bytes
 
 
 def can_write(scheme: Scheme, model_type: str = "") -> str | None:
@@ -36,10 +36,20 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
     return {f"{name}.weight": dequantize(coded).to(torch.bfloat16)}
 
 
+def read(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> None:
+    """It keeps values, not codes."""
+    del name, tensors, scheme
+
+
 def decode(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
     """float32 [O, I]."""
     del scheme
     return tensors[f"{name}.weight"].float()
+
+
+def _weight_bytes(scheme: Scheme, shape: tuple[int, int]) -> int:
+    del scheme
+    return weight_bytes(None, shape)
 
 
 def config(schemes: Mapping[str, Scheme], ignore: list[str], kv_cache: QuantArgs | None = None) -> None:
@@ -63,8 +73,11 @@ DENSE = Format(
     loaders=("everything",),
     can_write=can_write,
     can_mix=can_mix,
+    misfit=fits,
+    weight_bytes=_weight_bytes,
     caveat=caveat,
     encode=encode,
+    read=read,
     decode=decode,
     config=config,
     read_config=read_config,

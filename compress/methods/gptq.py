@@ -14,7 +14,8 @@ The scale search weighs a column by the Gram matrix's diagonal. The factor with 
 rounding error after compensation, 1 / U_ii^2 with U the Cholesky factor of the inverse, was tried and is worse
 (SmolLM2-135M, 4 bits: perplexity 33.99 against 32.99 on the same windows, base 30.08).
 
-Left out: act-order "group" (dynamic), which compressed-tensors no longer holds.
+With act-order "group" the groups are cut in the sorted order, as AutoGPTQ's `desc_act` cuts them: their parameters come
+from the weights as already updated, and `g_idx` says which group a column belongs to.
 """
 
 from collections.abc import Callable
@@ -40,14 +41,15 @@ class GptqConfig(StepConfig):
     """GPTQ's keys in a recipe.
 
     Attributes:
-        actorder: "static" (large inputs first, groups by position) or null (columns in order).
+        actorder: "static" (large inputs first, groups by position), "group" (large inputs first, groups cut in that
+            order: only the format gptq holds them) or null (columns in order).
         scale_search: choose group ranges by weighted error rather than the plain minimum and maximum.
         damping: added to the Gram matrix's diagonal, as a share of its mean.
     """
 
     method: Literal["gptq"] = "gptq"
     scheme: str | Scheme
-    actorder: Literal["static"] | None = "static"
+    actorder: Literal["static", "group"] | None = "static"
     scale_search: bool = True
     damping: float = Field(default=0.005, gt=0, le=1)
 
@@ -73,7 +75,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     diagonal_I = gram_II.diagonal()
     dead_I = diagonal_I <= 0
     order_I = torch.arange(in_features)
-    if config.actorder == "static":
+    if config.actorder is not None:
         order_I = torch.argsort(diagonal_I, descending=True, stable=True)
     upper_II, damping = inverse_cholesky(gram_II[order_I[:, None], order_I], config.damping)
 
@@ -83,14 +85,16 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
         return minmax_qparams(w, args, global_scale)
 
     scale_OG, zero_OG = ranges(w_OI, diagonal_I)
-    in_order = config.actorder is None and args.group_size is not None
+    in_order = config.actorder != "static" and args.group_size is not None
+    sorted_I = diagonal_I[order_I]
+    group_I = (order_I if config.actorder == "static" else torch.arange(in_features)) // args.span(in_features)
     coded = _sweep(
         w_OI.t()[order_I],
         upper_II,
-        order_I // args.span(in_features),
+        group_I,
         _Params(scale_OG.t().contiguous(), None if zero_OG is None else zero_OG.t().float().contiguous()),
         args,
-        (lambda w, columns: ranges(w, diagonal_I[columns])) if in_order else None,
+        (lambda w, columns: ranges(w, sorted_I[columns])) if in_order else None,
     )
     q_OI = torch.empty(w_OI.shape, dtype=code_dtype(args))
     q_OI.view(torch.int8)[:, order_I] = coded.q_IO.view(torch.int8).t()  # bytes: torch does not index float8
@@ -99,7 +103,11 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
         notes.append(f"damping: {damping:g}")
     zero = None if coded.params.zero_GO is None else coded.params.zero_GO.t().to(torch.int8).contiguous()
     scale = coded.params.scale_GO.t().contiguous()
-    return QuantizedWeight(q_OI, scale, zero, coded.loss, tuple(notes), global_scale=global_scale)
+    g_idx_I = None
+    if config.actorder == "group" and in_order:
+        g_idx_I = torch.empty(in_features, dtype=torch.int32)
+        g_idx_I[order_I] = group_I.int()
+    return QuantizedWeight(q_OI, scale, zero, coded.loss, tuple(notes), global_scale=global_scale, g_idx_I=g_idx_I)
 
 
 def inverse_cholesky(gram_II: Tensor, damping: float) -> tuple[Tensor, float]:

@@ -25,11 +25,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from compress.artifact import switch_cache_on
+from compress.activations import wire_inputs
+from compress.artifact import CodedModel, open_artifact, switch_cache_on
 from compress.errors import CompressError, nearest
 from compress.formats.compressed_tensors import EXPANDED_ONLY, import_library, read_cache
 from compress.models.load import open_checkpoint
 
+_DECODED = ("gptq", "awq", "fp8")
 DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
 }  # fmt: skip
@@ -86,7 +88,7 @@ class HfRuntime:
         _require_folder(path)
         with _readable_errors(path):
             config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            if getattr(config, "quantization_config", None):
+            if getattr(config, "quantization_config", None) and not is_decoded(path):
                 import_library()
             with torch.device("meta"):
                 auto.from_config(config, trust_remote_code=False)
@@ -109,10 +111,13 @@ class HfRuntime:
         self.unload()
         torch.set_num_threads(threads)
         with _readable_errors(path), _quiet():
-            model, info = auto.from_pretrained(
-                path, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True,
-                trust_remote_code=False, output_loading_info=True, **_expanding(path),
-            )  # fmt: skip
+            if is_decoded(path):
+                model, info = _of_decoded(path, DTYPES[dtype])
+            else:
+                model, info = auto.from_pretrained(
+                    path, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True,
+                    trust_remote_code=False, output_loading_info=True, **_expanding(path),
+                )  # fmt: skip
         absent = sorted({*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])})
         if absent:
             raise CompressError(
@@ -196,6 +201,35 @@ def parameter_count(path: Path) -> int:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model = auto.from_config(config, trust_remote_code=False)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def is_decoded(path: Path) -> bool:
+    """Whether a checkpoint's weights are decoded here, by our own code.
+
+    Of gptq and awq, since the packages by which transformers reads them clash with ours; of fp8, since on CPUs
+    transformers leaves activations as they are. `make interop` loads the same files with their own loaders.
+    """
+    settings = json.loads((path / "config.json").read_text()).get("quantization_config") or {}
+    return settings.get("quant_method") in _DECODED
+
+
+def _of_decoded(path: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """transformers' ordinary model of a checkpoint's decoded weights, and what it says of loading them."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    del config.quantization_config
+    coded = open_artifact(path)
+    assert isinstance(coded, CodedModel)
+    tops = dict.fromkeys(name.split(".")[0] for name in coded.checkpoint.files)
+    weights = {name: tensor for top in tops for name, tensor in coded.stored(coded.reader(top)).items()}
+    with torch.device("meta"):
+        kind: Any = type(auto.from_config(config, trust_remote_code=False))
+    model, info = kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True)
+    for rounding in wire_inputs(model, "", coded.schemes).values():
+        rounding.switch_on(None)
+    return model, info
 
 
 def _expanding(path: Path) -> dict[str, Any]:

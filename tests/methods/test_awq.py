@@ -36,7 +36,8 @@ def rounded(w_OI: Tensor, args: QuantArgs) -> Tensor:
                 step = (values.abs().max() / ((codes - 1) / 2)).bfloat16().double()
                 out[o, g : g + 32] = (values / step).round().clamp(-codes // 2, codes // 2 - 1) * step
             else:
-                low, high = min(float(values.min()), 0), max(float(values.max()), 0)
+                high = max(float(values.max()), 0)
+                low = min(float(values.min()), -high / (2**args.num_bits - 2))
                 step = torch.tensor((high - low) / (codes - 1)).bfloat16().double()
                 zero = (-codes // 2 - low / step).round().clamp(-codes // 2, codes // 2 - 1)
                 code = (values / step + zero).round().clamp(-codes // 2, codes // 2 - 1)

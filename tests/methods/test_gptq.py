@@ -70,9 +70,11 @@ def naive_range(w_Oi: Tensor, h_i: Tensor | None, args: QuantArgs) -> tuple[Tens
     best_scale_O, best_zero_O = best_O.clone(), best_O.clone()
     for p in [1.0] if h_i is None else torch.linspace(1.0, narrowest, 32).tolist():
         low_O, high_O = w_Oi.amin(1).clamp_max(0) * p, w_Oi.amax(1).clamp_min(0) * p
+        if not args.symmetric:  # room for one step below zero
+            low_O = torch.minimum(low_O, -high_O / (2**args.num_bits - 2))
         width_O = 2 * torch.maximum(-low_O, high_O) if args.symmetric else high_O - low_O
         scale_O = (width_O / (2**args.num_bits - 1)).bfloat16().double()
-        zero_O = (args.qmin - low_O / scale_O).round().clamp(args.qmin, args.qmax)
+        zero_O = (args.qmin - low_O / scale_O).round().clamp(args.qmin + 1, args.qmax)
         zero_O = torch.zeros_like(scale_O) if args.symmetric else zero_O
         q_Oi = (w_Oi / scale_O[:, None] + zero_O[:, None]).round().clamp(args.qmin, args.qmax)
         delta_Oi = (q_Oi - zero_O[:, None]) * scale_O[:, None] - w_Oi
@@ -342,7 +344,7 @@ def test_defaults_are_the_best_practice() -> None:
     assert (config.actorder, config.scale_search, config.damping) == ("static", True, 0.005)
     assert GPTQ.statistics == "gram"
     with pytest.raises(ValidationError, match="actorder"):
-        settings_of(actorder="group")
+        settings_of(actorder="weight")
 
 
 @dataclasses.dataclass

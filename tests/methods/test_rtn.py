@@ -32,10 +32,12 @@ def naive_rtn(w_OI: Tensor, args: QuantArgs) -> tuple[Tensor, Tensor]:
             at = (row, slice(start, start + size))
             w = w_OI[at].double()
             low, high = min(float(w.min()), 0.0), max(float(w.max()), 0.0)
+            if not args.symmetric:  # room for one step below zero
+                low = min(low, -high / (2**args.num_bits - 2))
             width = 2 * max(-low, high) if args.symmetric else high - low
             width = max(width, 2.0**-100)
             scale = float(torch.tensor(width / (2**args.num_bits - 1), dtype=torch.float64).bfloat16())
-            zero = 0 if args.symmetric else min(max(round(args.qmin - low / scale), args.qmin), args.qmax)
+            zero = 0 if args.symmetric else min(max(round(args.qmin - low / scale), args.qmin + 1), args.qmax)
             q = (w / scale + zero).round().clamp(args.qmin, args.qmax)
             q_OI[at], values_OI[at] = q.to(torch.int64), (q - zero) * scale
     return q_OI, values_OI

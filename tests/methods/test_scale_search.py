@@ -44,11 +44,14 @@ def naive_search(w_i: Tensor, gram_ii: Tensor, args: QuantArgs) -> tuple[float, 
     for p in torch.linspace(1.0, narrowest, 32).double().tolist():
         low, high = float(w_i.min()) * p, float(w_i.max()) * p
         steps = 2**args.num_bits - 1
-        width = 2 * max(abs(low), abs(high)) if args.symmetric else max(high, 0.0) - min(low, 0.0)
+        if not args.symmetric:
+            high = max(high, 0.0)
+            low = min(low, -high / (steps - 1))
+        width = 2 * max(abs(low), abs(high)) if args.symmetric else high - low
         scale = float(torch.tensor(width / steps, dtype=torch.float64).bfloat16())
         zero = 0
         if not args.symmetric:
-            zero = min(max(round(args.qmin - min(low, 0.0) / scale), args.qmin), args.qmax)
+            zero = min(max(round(args.qmin - low / scale), args.qmin + 1), args.qmax)
         error = naive_error(w_i, gram_ii, scale, zero, args)
         if error < best[0]:
             best = (error, scale, zero)

@@ -1,0 +1,234 @@
+"""`compress convert`: writes an artifact's codes in another format, without solving again.
+
+The codes, scales and zero points that a solver found are read back from the checkpoint and written as the other format
+lays them out, weight by weight. A conversion is made only where the weights that a loader will see stay the same, bit
+by bit (to `dense`: rounded to bfloat16); so what was measured of the artifact's quality still holds, and its report
+keeps those rows. Speed and memory are another runtime's affair, and are measured anew (`compress eval`).
+
+Left out: codes that would fit after a change of scales; solve again with the other format.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from compress import artifact
+from compress.errors import CompressError
+from compress.evaluation import report
+from compress.evaluation.metrics import row
+from compress.evaluation.rows import ACCURACY, LIKELIHOOD
+from compress.files import replace
+from compress.formats import FORMATS
+from compress.formats.base import Format
+from compress.measure import Progress, publish, size_rows
+from compress.models.files import check_weights
+from compress.models.load import Checkpoint, StreamedModel, linears, open_checkpoint, open_model
+from compress.pipeline import Outcome
+from compress.plan import read_plan
+from compress.schemes import Scheme
+from compress.shards import StoredTensor, stored_tensors, write_checkpoint
+from compress.tables import resolve
+
+_QUALITY = {spec.metric for spec in (*ACCURACY, *LIKELIHOOD)} | {"block_error", "kv_bytes_per_token"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coded:
+    """A checkpoint as it lies there: its model without weights, and how each of its weights is coded."""
+
+    folder: Path
+    config: dict[str, Any]
+    model: StreamedModel
+    checkpoint: Checkpoint
+    format: Format
+    schemes: Mapping[str, Scheme]
+
+    def stored(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a linear layer."""
+        return self.checkpoint.read(self.checkpoint.below(name))
+
+
+def convert(source: Path, to: str, out: Path | None, progress: Progress) -> Outcome:
+    """The same weights in another format, in a folder of their own.
+
+    Args:
+        source: an artifact, or any quantized checkpoint that is read here.
+        to: a name of FORMATS.
+        out: the new folder; by default beside `source`, with the format's name behind its own.
+
+    Raises:
+        CompressError: it is not quantized, the format cannot hold it, or weights would change.
+    """
+    target: Format = resolve(FORMATS, to, kind="format", where="--to")
+    coded = _open(source)
+    _refuse(coded, target)
+    home = out or source.resolve().with_name(f"{source.resolve().name}-{target.name}")
+    artifact.check_folder(home, source)
+    with artifact.claimed(home):
+        work = home / artifact.STATE
+        artifact.clear_state(home)
+        artifact.remove_proof(home)
+        replace(work / "key", f"convert {target.name}".encode())
+        _write(coded, target, home, progress)
+        found = _verify(coded, home, progress)
+        document = _publish(coded, target, home, found)
+        artifact.remove_state(home)
+    return Outcome(home, document)
+
+
+def _open(folder: Path) -> _Coded:
+    if not (folder / "config.json").is_file():
+        raise CompressError("there is no checkpoint here: config.json is missing", where=str(folder))
+    check_weights(folder)
+    config = json.loads((folder / "config.json").read_text())
+    model = open_model(folder, config)
+    fmt, schemes = artifact.read_schemes(config, [name for name, _, _ in linears(model.skeleton)])
+    if fmt is None:
+        raise CompressError(
+            "its weights are not coded, so there is nothing to write in another format", where=str(folder),
+            hint="compress it: compress run RECIPE --model FOLDER --format FORMAT",
+        )  # fmt: skip
+    return _Coded(folder, config, model, model.fit(open_checkpoint(folder)), fmt, schemes)
+
+
+def _refuse(coded: _Coded, target: Format) -> None:
+    """Refuses what the format has no words for.
+
+    Raises:
+        CompressError: with the formats that would do.
+    """
+    if target.name == coded.format.name:
+        raise CompressError(f"it is in the format {target.name} already", where=str(coded.folder))
+    why = _obstacle(coded, target)
+    if why is None:
+        return
+    others: dict[str, Format] = {name: resolve(FORMATS, name, kind="format") for name in FORMATS}
+    able = [n for n, other in others.items() if n != coded.format.name and _obstacle(coded, other) is None]
+    raise CompressError(
+        f"format {target.name} cannot hold it: {why}", where=str(coded.folder),
+        hint=f"formats that can: {', '.join(able) or 'none but its own'}",
+    )  # fmt: skip
+
+
+def _obstacle(coded: _Coded, target: Format) -> str | None:
+    kinds = list(dict.fromkeys(coded.schemes.values()))
+    reasons = [target.can_mix(kinds), *(target.can_write(kind, coded.model.family.model_type) for kind in kinds)]
+    if coded.format.read_cache(coded.config["quantization_config"]) is not None and not target.holds_cache:
+        reasons.append("it has no words for a quantized cache")
+    if coded.model.transposed and target.name not in ("dense", "gptq"):
+        reasons.append("its loaders leave transposed layers (Conv1D) alone")
+    shapes = {name: shape for name, shape, _ in linears(coded.model.skeleton)}
+    reasons += [f"{name}: {why}" for name in coded.schemes if (why := target.misfit(shapes[name]))]
+    return next(filter(None, reasons), None)
+
+
+def _write(coded: _Coded, target: Format, home: Path, progress: Progress) -> None:
+    """The checkpoint: what was coded in the new format, everything else as it was."""
+    work = home / artifact.STATE
+    replaced = {f"{name}.{part}" for name in coded.schemes for part in coded.format.parts}
+    names = coded.model.family.module_tensors(open_checkpoint(coded.folder).files)
+    files = sorted({coded.folder / file for file in coded.checkpoint.files.values()})
+    tensors = [t for file in files for t in stored_tensors(file) if names[t.name] not in replaced]
+    for i, (name, scheme) in enumerate(coded.schemes.items()):
+        tensors += _recode(coded, target, name, scheme, work / f"{i:05d}.safetensors")
+        progress("convert", i + 1, len(coded.schemes))
+    ignore = [name for name, _, _ in linears(coded.model.skeleton) if name not in coded.schemes]
+    settings = target.config(coded.schemes, ignore, coded.format.read_cache(coded.config["quantization_config"]))
+    document = {k: v for k, v in coded.config.items() if k != "quantization_config"}
+    artifact.write_json(home / "config.json", document | ({"quantization_config": settings} if settings else {}))
+    artifact.copy_sidecars(coded.folder, home)
+    for file in ("recipe.yaml", "plan.json"):
+        if (coded.folder / file).is_file():
+            shutil.copyfile(coded.folder / file, home / file)
+    write_checkpoint(home, tensors)
+
+
+def _recode(coded: _Coded, target: Format, name: str, scheme: Scheme, path: Path) -> list[StoredTensor]:
+    """A weight's tensors in the new format, in a file of their own.
+
+    Raises:
+        CompressError: the weight would change.
+    """
+    weight = coded.format.read(name, coded.stored(name), scheme)
+    assert weight is not None, "a coded checkpoint holds codes"
+    tensors = target.encode(name, weight, scheme)
+    wanted_OI = coded.format.decode(name, coded.stored(name), scheme)
+    if not torch.equal(target.decode(name, tensors, scheme), _kept(wanted_OI, target)):
+        raise CompressError(
+            f"format {target.name} would change a weight: its scales or codes do not fit", where=name,
+            hint=f"solve again: compress run RECIPE --model MODEL --format {target.name}",
+        )  # fmt: skip
+    save_file(coded.model.stored(tensors), path)
+    return stored_tensors(path)
+
+
+def _kept(weight_OI: Tensor, target: Format) -> Tensor:
+    """What of a weight a format keeps: all of it, or without codes its value in bfloat16."""
+    return weight_OI if target.packs else weight_OI.bfloat16().float()
+
+
+def _verify(coded: _Coded, home: Path, progress: Progress) -> dict[str, Any]:
+    """Reopens the new checkpoint and compares every block's parameters with the old one's."""
+    old, new = artifact.open_artifact(coded.folder), artifact.open_artifact(home)
+    packs = artifact.read_schemes(json.loads((home / "config.json").read_text()), [])[0] is not None
+    for index in range(old.block_count):
+        theirs = new.block(index).state_dict()
+        for name, tensor in old.block(index).state_dict().items():
+            if not torch.equal(theirs[name], tensor if packs else tensor.bfloat16().float()):
+                raise CompressError("the new checkpoint does not give the same weight", where=name)
+        progress("verify", index + 1, old.block_count)
+    return {"blocks": old.block_count, "max_error": 0.0, "tensors": len(open_checkpoint(home).files)}
+
+
+def _publish(coded: _Coded, target: Format, home: Path, verified: dict[str, Any]) -> dict[str, Any]:
+    """Report, pages, card and lock: of what was known of the old artifact that which still holds."""
+    lock, old = artifact.read_lock(coded.folder), None
+    if "compress" in lock.get("stages", {}):
+        old = report.read(coded.folder)
+    plan = read_plan(home)
+    if plan is not None:
+        rows = tuple(
+            dataclasses.replace(r, bytes_after=target.weight_bytes(r.scheme, r.shape)) if r.scheme else r
+            for r in plan.rows
+        )
+        saved = sum(r.bytes_before - r.bytes_after for r in rows)
+        plan = dataclasses.replace(
+            plan, format=target.name, loaders=target.loaders, rows=rows, bytes_after=plan.bytes_before - saved
+        )
+        artifact.write_json(home / "plan.json", plan.document())
+    note = f"converted from the format {coded.format.name}: the same weights" + (
+        "" if target.packs else ", rounded to bfloat16"
+    )
+    caveats = [c for kind in dict.fromkeys(coded.schemes.values()) if (c := target.caveat(kind, ""))]
+    kept = [r for r in (old["measurements"] if old else []) if r["metric"] in _QUALITY or r["subject"] == "base"]
+    about = dict(old["artifact"]) if old else {"scheme": list(dict.fromkeys(s.text for s in coded.schemes.values()))}
+    about |= {
+        "name": home.name, "format": target.name, "loaders": list(target.loaders),
+        "notes": [note, *dict.fromkeys(caveats)],
+    }  # fmt: skip
+    document = report.build(
+        artifact=about, base=old["base"] if old else {"name": None}, verified=verified,
+        verdict=old["verdict"] if old else None,
+        measurements=[*(r for r in kept if r["metric"] != "bpw"), *size_rows(home, None), *_bits(coded, target)],
+    )  # fmt: skip
+    made = {**lock.get("stages", {}), "compress": artifact.digest([lock.get("stages"), target.name])}
+    lock = {**lock, "version": 1, "stages": {"compress": made["compress"]}, "converted": coded.format.name}
+    lock.pop("files", None)
+    lock.setdefault("model", {"name": coded.folder.name, "kind": "folder", "license": None})
+    lock.setdefault("recipe", {})
+    return publish(home, document, lock, charts=False)
+
+
+def _bits(coded: _Coded, target: Format) -> list[dict[str, Any]]:
+    """Bits of a coded weight, scales and all."""
+    shapes = {name: shape for name, shape, _ in linears(coded.model.skeleton)}
+    found = [(target.weight_bytes(scheme, shapes[name]), shapes[name]) for name, scheme in coded.schemes.items()]
+    weights = sum(rows * columns for _, (rows, columns) in found)
+    return [row("bpw", "artifact", "checkpoint", 8 * sum(size for size, _ in found) / weights)]
