@@ -9,7 +9,7 @@ args ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run setup plan check test test-all help clean
+.PHONY: run setup plan check test test-all interop help clean
 .DEFAULT_GOAL := run
 
 run: $(STAMP)  ## compress a model: make recipe=gptq-4bit model=smollm2-135m
@@ -30,6 +30,10 @@ test: $(STAMP)  ## the tests
 
 test-all: $(STAMP)  ## the tests, with the heavy ones
 	$(BIN)/pytest $(args)
+
+interop: $(STAMP)  ## load our checkpoints with other libraries, each in an environment of its own
+	PYTHON=$(PYTHON) tests/interop/setup.sh
+	$(BIN)/python tests/interop/run.py
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -64,7 +64,7 @@ def linear_of(given: dict[str, Tensor]) -> nn.Linear:
 
 
 def auto_gptq(given: dict[str, Tensor], bits: int, group: int) -> dict[str, Tensor]:
-    from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear
+    from auto_gptq.nn_modules.qlinear.qlinear_cuda import QuantLinear
 
     layer: Any = QuantLinear(bits, group, COLUMNS, ROWS, False)
     layer.pack(linear_of(given), given["scale"].clone(), given["zero"].float(), given["g_idx"])

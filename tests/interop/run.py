@@ -1,0 +1,183 @@
+"""`make interop`: do the field's own loaders compute from our checkpoints what we compute?
+
+SmolLM2-135M and a small random Qwen2 (untied, with biases) are compressed once for each scheme, written in every
+format that holds the codes (`compress convert`), and each checkpoint is loaded by every library that reads its format,
+in that library's environment. Compared are the losses of the same tokens and 16 greedy ones with our own decoded model's,
+in float32. The table goes to `results.md` beside this file, with versions and the date.
+
+    tests/interop/setup.sh && python tests/interop/run.py [NAME…]     only rows whose name begins so
+"""
+
+import datetime
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from compress import pipeline
+from compress.artifact import open_artifact
+from compress.convert import convert
+from compress.evaluation.stream import stream
+from compress.models.load import tokenizer
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = Path(os.environ.get("INTEROP", ".interop"))
+# By format: the loader's name in load.py, and its environment (None: this one).
+LOADERS: dict[str, list[tuple[str, str | None]]] = {
+    "compressed-tensors": [("transformers", None), ("vllm", "vllm")],
+    "gptq": [("gptqmodel", "gptqmodel"), ("auto_gptq", "archived"), ("vllm", "vllm")],
+    "awq": [("gptqmodel", "gptqmodel"), ("autoawq", "archived"), ("vllm", "vllm")],
+    "fp8": [("transformers", None)],
+}
+# A solve, and the formats that its codes are written in.
+CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "smollm2 gptq W4A16": (
+        "smollm2-135m", {"method": "gptq", "scheme": "W4A16"}, ["compressed-tensors", "gptq", "awq"]
+    ),
+    "smollm2 awq W4A16_ASYM": (
+        "smollm2-135m", {"method": "awq", "scheme": "W4A16_ASYM"}, ["compressed-tensors", "gptq", "awq"]
+    ),
+    "smollm2 rtn W8A8": ("smollm2-135m", {"method": "rtn", "scheme": "W8A8"}, ["compressed-tensors"]),
+    "smollm2 gptq W3A16": ("smollm2-135m", {"method": "gptq", "scheme": "W3A16"}, ["compressed-tensors", "gptq"]),
+    "smollm2 gptq W4A16 act-order": (
+        "smollm2-135m", {"method": "gptq", "scheme": "W4A16", "actorder": "group"}, ["gptq"]
+    ),
+    "qwen2 rtn W4A16": ("qwen2", {"method": "rtn", "scheme": "W4A16"}, ["compressed-tensors", "gptq", "awq"]),
+    "qwen2 rtn FP8_BLOCK": ("qwen2", {"method": "rtn", "scheme": "FP8_BLOCK"}, ["fp8"]),
+}  # fmt: skip
+TOLERANCE = 0.03  # nats a token, of the mean loss: bfloat16 layers against float32
+
+
+def random_qwen2(folder: Path, words: Path) -> Path:
+    """A Qwen2 of random weights with SmolLM2's tokenizer: 4 blocks, untied, biases on q/k/v."""
+    import shutil
+
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "qwen2", vocab_size=49152, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False, max_position_embeddings=2048, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        for name, parameter in model.named_parameters():
+            scale = 0.5 if name.endswith("bias") else 0.08
+            parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.1 if "norm" in name else scale)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(words / name, folder / name)
+    return folder
+
+
+def solved(name: str, model: str, step: dict[str, Any], fmt: str, folder: Path) -> Path:
+    """The artifact of one step, not evaluated."""
+    grouped = step["scheme"] not in ("W8A8", "FP8_BLOCK")
+    document = {
+        "version": 1, "summary": name, "steps": [{**step, **({"group_size": 64} if grouped else {})}], "format": fmt,
+        "calibration": {"dataset": "embedded", "samples": 16, "seq_len": 512},
+    }  # fmt: skip
+    recipe = folder / f"{name.replace(' ', '-')}.yaml"
+    recipe.write_text(yaml.safe_dump(document))
+    out = folder / f"{recipe.stem}-{fmt}"
+    return pipeline.run(str(recipe), model, out, evaluate=False, progress=lambda *_: None).folder
+
+
+def ours(folder: Path, tokens_NT: torch.Tensor) -> list[list[float]]:
+    """Losses of our own decoded model, float32."""
+    model = open_artifact(folder)
+    head = model.head()
+    hidden_NTD = stream(model, tokens_NT)
+    return [
+        torch.nn.functional.cross_entropy(head(h_TD[None])[0, :-1], t_T[1:], reduction="none").tolist()
+        for h_TD, t_T in zip(hidden_NTD, tokens_NT, strict=True)
+    ]
+
+
+def greedy(folder: Path, prompt_T: torch.Tensor, count: int) -> list[int]:
+    """Tokens that our own decoded model finds likeliest, one after the other."""
+    model = open_artifact(folder)
+    head, tokens_T = model.head(), prompt_T
+    for _ in range(count):
+        tokens_T = torch.cat([tokens_T, head(stream(model, tokens_T[None]))[0, -1:].argmax(-1)])
+    return tokens_T[len(prompt_T) :].tolist()
+
+
+def ask(loader: str, environment: str | None, folder: Path, request: Path, work: Path) -> dict[str, Any]:
+    """What a library computes, or the last line of what it says when it cannot."""
+    python = sys.executable if environment is None else str(ENVIRONMENTS / environment / "bin" / "python")
+    if not Path(python).exists():
+        return {"error": "its environment is not installed"}
+    answer = work / "answer.json"
+    answer.unlink(missing_ok=True)
+    settings = {**os.environ, "GPTQMODEL_CPU_WORKERS": "2", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [python, str(HERE / "load.py"), loader, str(folder), str(request), str(answer)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=1800, check=False)
+    if answer.is_file():
+        return dict(json.loads(answer.read_text()))
+    lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    return {"error": lines[-1][:160]}
+
+
+def compared(wanted: dict[str, Any], found: dict[str, Any]) -> tuple[str, str, str, bool]:
+    """Perplexity of both, how many greedy tokens agree, and whether that is as it should be."""
+    if "error" in found:
+        return "", "", found["error"], False
+    losses = [torch.tensor(side["nll"]).mean().item() for side in (wanted, found)]
+    same = next(
+        (i for i, (a, b) in enumerate(zip(wanted["generated"], found["generated"], strict=False)) if a != b), 16
+    )
+    good = abs(losses[0] - losses[1]) <= TOLERANCE and same == len(wanted["generated"])
+    return f"{math.exp(losses[0]):.3f}", f"{math.exp(losses[1]):.3f}", f"{same} of {len(wanted['generated'])}", good
+
+
+def main(only: list[str]) -> int:
+    """Runs every case and writes the table."""
+    rows, versions, failed = [], dict[str, str](), 0
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
+        work = Path(name)
+        words = solved("base", "smollm2-135m", {"method": "rtn", "scheme": "W8A8"}, "compressed-tensors", work)
+        text = (HERE.parents[1] / "README.md").read_text()
+        ids = tokenizer(words).encode(text).ids
+        tokens_NT = torch.tensor(ids[: 2 * 256]).view(2, 256)
+        models = {"smollm2-135m": "smollm2-135m", "qwen2": str(random_qwen2(work / "qwen2", words))}
+        request = work / "request.json"
+        request.write_text(json.dumps({"tokens": tokens_NT.tolist(), "output": 16}))
+        for case, (model, step, formats) in CASES.items():
+            if only and not any(case.startswith(start) for start in only):
+                continue
+            first = solved(case, models[model], step, formats[0], work)
+            wanted = {"nll": ours(first, tokens_NT), "generated": greedy(first, tokens_NT[0, :16], 16)}
+            for fmt in formats:
+                folder = first if fmt == formats[0] else convert(first, fmt, None, lambda *_: None).folder
+                for loader, environment in LOADERS[fmt]:
+                    found = ask(loader, environment, folder, request, work)
+                    here, there, tokens, good = compared(wanted, found)
+                    failed += not good
+                    versions.update(found.get("versions", {}))
+                    cells = (case, fmt, loader, here, there, tokens, "yes" if good else "no")
+                    rows.append(f"| {' | '.join(cells)} |")
+                    sys.stdout.write(rows[-1] + "\n")
+                    sys.stdout.flush()
+    said = ", ".join(f"{name} {number}" for name, number in sorted(versions.items()))
+    table = "\n".join([
+        "# Other libraries on our checkpoints", "",
+        f"`make interop`, {datetime.date.today().isoformat()}, on a CPU: {said}.", "",
+        "Perplexity of 510 tokens by our own decoded model (float32) and by the library; greedy tokens that agree.", "",
+        "| artifact | format | loader | ours | theirs | same tokens | agrees |", "|---|---|---|--:|--:|--:|---|",
+        *rows, "",
+    ])  # fmt: skip
+    if not only:
+        (HERE / "results.md").write_text(table)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
