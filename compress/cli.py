@@ -208,7 +208,9 @@ def _print_report(document: dict[str, Any]) -> None:
     print(summary_table(document))
     if verified:
         print(f"verified: {verified['blocks']} blocks reopened, largest error {verified['max_error']:.1e}")
-    if "logit_error" in verified:
+    if "logit_error" in verified and verified.get("decoded"):
+        print("verified: transformers' own modules give the same logits with the weights that we decode")
+    elif "logit_error" in verified:
         print("verified: plain transformers loads it and gives the same logits")
     for note in about.get("notes") or []:
         print("\n".join(textwrap.wrap(f"note: {note}", 80, subsequent_indent="      ")))

@@ -20,7 +20,7 @@ from compress.calibration.walk import TRACE
 from compress.errors import CompressError
 from compress.evaluation.stream import stream
 from compress.models.load import StreamedModel, linears, open_checkpoint
-from compress.runtimes.hf import HfRuntime
+from compress.runtimes.hf import HfRuntime, is_decoded
 from compress.schemes import CACHE_SCALES
 from compress.workers import call, serve
 
@@ -140,7 +140,7 @@ def _check_tensors(folder: Path, base: Path, model: StreamedModel) -> int:
 
 
 def _check_whole(folder: Path, model: StreamedModel, tokens_1T: Tensor, threads: int) -> dict[str, Any]:
-    """Loads the folder with plain transformers, compares logits, generates."""
+    """Loads the folder with plain transformers (or its modules, see `is_decoded`), compares logits, generates."""
     ours_TV = model.head()(stream(model, tokens_1T))[0]
     runtime = HfRuntime()
     runtime.load(folder, threads=threads, dtype="float32")
@@ -150,7 +150,9 @@ def _check_whole(folder: Path, model: StreamedModel, tokens_1T: Tensor, threads:
     if not error <= (ROUNDED_LOGIT_TOLERANCE if _rounds(model) else LOGIT_TOLERANCE):
         raise _differs(f"transformers computes other logits: relative error {error:.2g}", folder)
     generated = runtime.generate(tokens_1T, GENERATED)[0].tolist()
-    return {"logit_error": error, "top1_agreement": agreement, "generated": generated}
+    return {
+        "logit_error": error, "top1_agreement": agreement, "generated": generated, "decoded": is_decoded(folder)
+    }  # fmt: skip
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

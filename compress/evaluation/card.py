@@ -174,9 +174,12 @@ def reads_vllm(report: Report) -> bool:
     return artifact.get("format") == "dense" or (artifact.get("format") == "compressed-tensors" and fits)
 
 
+# What transformers needs for a format.
+_PACKAGES = {"compressed-tensors": ("compressed-tensors",), "gptq": ("optimum", "gptqmodel"), "awq": ("gptqmodel",)}
+
+
 def _packages(report: Report) -> str:
-    needed = ["transformers", *(["compressed-tensors"] if report["artifact"].get("format") != "dense" else [])]
-    return " ".join(needed)
+    return " ".join(["transformers", *_PACKAGES.get(str(report["artifact"].get("format")), ())])
 
 
 def _load(report: Report) -> str:

@@ -2,7 +2,7 @@
 
 SmolLM2-135M and a small random Qwen2 (untied, with biases) are compressed once for each scheme, written in every
 format that holds the codes (`compress convert`), and each checkpoint is loaded by every library that reads its format,
-in that library's environment. Compared are the losses of the same tokens and 16 greedy ones with our own decoded model's,
+in that library's environment. Compared are the losses of the same tokens and 16 greedy ones with our decoded model's,
 in float32. The table goes to `results.md` beside this file, with versions and the date.
 
     tests/interop/setup.sh && python tests/interop/run.py [NAME…]     only rows whose name begins so
@@ -145,7 +145,7 @@ def main(only: list[str]) -> int:
         work = Path(name)
         words = solved("base", "smollm2-135m", {"method": "rtn", "scheme": "W8A8"}, "compressed-tensors", work)
         text = (HERE.parents[1] / "README.md").read_text()
-        ids = tokenizer(words).encode(text).ids
+        ids = list(tokenizer(words).encode(text))
         tokens_NT = torch.tensor(ids[: 2 * 256]).view(2, 256)
         models = {"smollm2-135m": "smollm2-135m", "qwen2": str(random_qwen2(work / "qwen2", words))}
         request = work / "request.json"
