@@ -83,7 +83,9 @@ def _recipe_and_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("recipe", metavar="RECIPE", help="name of a shipped recipe, or a YAML file")
     command.add_argument("--model", required=True, help="name, hub id or folder")
     for flag, (key, kind) in CHANGES.items():
-        command.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=f"in place of the recipe's {key}")
+        command.add_argument(
+            flag, type=kind, metavar=key.rsplit(".", 1)[-1].upper(), help=f"in place of the recipe's {key}"
+        )
 
 
 def _machine(command: argparse.ArgumentParser) -> None:

@@ -20,13 +20,13 @@ from compress.errors import CompressError
 from compress.evaluation import memory, questions, report
 from compress.evaluation.fidelity import compare_hidden, fidelity_rows
 from compress.evaluation.metrics import Row, row
+from compress.evaluation.text import show_bytes
 from compress.files import replace
 from compress.job import Job, check_device, data_document, fetch, prepare, refuse, weights_folder, with_kept_data
 from compress.measure import Progress, publish, size_rows
 from compress.models.digest import folder_digest
 from compress.models.load import calibration_dtype
 from compress.plan import Plan
-from compress.plan_text import show_bytes
 from compress.recipe import method_of
 from compress.schemes import KV_CACHES
 from compress.verify import Request, Unverified, verify

@@ -4,19 +4,11 @@ import re
 import textwrap
 from collections.abc import Sequence
 
+from compress.evaluation.text import show_bytes
 from compress.plan import Plan
 from compress.plan_rows import PlanRow
 
 WIDTH = 80
-
-
-def show_bytes(count: float) -> str:
-    """Decimal units, three significant digits."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 999.5 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def folded(rows: Sequence[PlanRow]) -> list[tuple[str, PlanRow, int]]:

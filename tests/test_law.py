@@ -31,7 +31,7 @@ ROOT = Path(compress.__file__).parent
 ORDER = """
 errors files paths tables workers
 schemes numerics activations
-evaluation evaluation.memory evaluation.metrics
+evaluation evaluation.memory evaluation.metrics evaluation.text
 methods methods.base methods.scale_search methods.rounding methods.rtn methods.gptq methods.awq methods.smoothquant
 formats formats.base formats.compressed_tensors formats.gptq formats.awq formats.fp8 formats.dense
 models models.family models.surgery
@@ -46,7 +46,7 @@ shards artifact
 runtimes runtimes.hf runtimes.draw
 evaluation.intervals evaluation.stream evaluation.suite evaluation.cost evaluation.fidelity evaluation.worker
 evaluation.speed evaluation.likelihood evaluation.compare evaluation.accuracy
-evaluation.report evaluation.text evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
+evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
 evaluation.figures evaluation.page evaluation.card
 verify keys evaluation.questions job windows measure pipeline judge convert __init__
 cli __main__

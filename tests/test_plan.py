@@ -20,7 +20,7 @@ from compress.models.phi3 import PHI3
 from compress.models.shapes import ModelShapes
 from compress.plan import Plan, make_plan
 from compress.plan_rows import matches
-from compress.plan_text import folded, plan_text, show_bytes
+from compress.plan_text import folded, plan_text
 from compress.recipe import parse
 from compress.schemes import Scheme
 
@@ -441,15 +441,6 @@ def test_text_says_the_fate_and_the_reason() -> None:
     assert reason.endswith("ignored by the recipe; tied to the embedding")
     assert re.search(r"bits per quantized weight +4\.5", text)
     assert re.search(r"calibration data +none needed", text)
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_999, "1 MB"), (16.06e9, "16.1 GB"),
-     (5e15, "5e+03 TB")],
-)  # fmt: skip
-def test_bytes_as_people_read_them(count: float, shown: str) -> None:
-    assert show_bytes(count) == shown
 
 
 def test_document_round_trip() -> None:
