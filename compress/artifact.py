@@ -48,7 +48,16 @@ _WEIGHTS = (
     ".tflite",
 )
 _FIRST = {"data.json", "windows.safetensors", "windows.json", "key"}  # of the state, in their order
-_OURS = {"config.json", "recipe.yaml", "plan.json", LOCK, "report.json", "report.html", "README.md"}
+_OURS = {
+    "config.json",
+    "quantize_config.json",
+    "recipe.yaml",
+    "plan.json",
+    LOCK,
+    "report.json",
+    "report.html",
+    "README.md",
+}
 
 
 def digest(value: Any) -> str:
@@ -258,6 +267,23 @@ def read_schemes(config: Mapping[str, Any], names: list[str]) -> tuple[Format | 
     return fmt, fmt.read_config(settings, names)
 
 
+def check_claims(checkpoint: Checkpoint, fmt: Format, schemes: Mapping[str, Scheme]) -> None:
+    """Holds what a config says to be coded against the tensors that are there.
+
+    Raises:
+        CompressError: a layer is said to be coded and is not, or the other way round.
+    """
+    marks = {part for part in fmt.parts if part not in ("weight", INPUT_SCALE)}
+    coded = {name.rpartition(".")[0] for name in checkpoint.files if name.rpartition(".")[2] in marks}
+    odd = sorted(coded ^ set(schemes))
+    if marks and odd:
+        said = "says" if odd[0] in schemes else "does not say"
+        raise CompressError(
+            f"config.json {said} that {odd[0]} is coded in the format {fmt.name}, and the weights differ",
+            where=str(checkpoint.folder), hint="the checkpoint comes from a tool whose words are not read here",
+        )  # fmt: skip
+
+
 def coded_activations(folder: Path) -> dict[str, str]:
     """How a checkpoint says that its layers' inputs are quantized ("activations"), and its cache ("kv_cache")."""
     settings = json.loads((folder / "config.json").read_text()).get("quantization_config") or {}
@@ -281,6 +307,7 @@ def open_artifact(folder: Path) -> StreamedModel:
     if fmt is None:
         return plain
     checkpoint = plain.fit(open_checkpoint(folder))
+    check_claims(checkpoint, fmt, schemes)
     reader = decoding_reader(checkpoint, fmt, schemes)
     kv_cache = fmt.read_cache(config["quantization_config"])
     return CodedModel(plain.skeleton, plain.family, reader, checkpoint, schemes, kv_cache)

@@ -2,8 +2,8 @@
 
 The codes, scales and zero points that a solver found are read back from the checkpoint and written as the other format
 lays them out, weight by weight. A conversion is made only where the weights that a loader will see stay the same, bit
-by bit (to `dense`: rounded to bfloat16); so what was measured of the artifact's quality still holds, and its report
-keeps those rows. Speed and memory are another runtime's affair, and are measured anew (`compress eval`).
+by bit; what was measured of the artifact's quality still holds then, and its report keeps those rows. To `dense`,
+values are rounded to bfloat16, and nothing is kept. What is not kept is measured anew by `compress eval`.
 
 Left out: codes that would fit after a change of scales; solve again with the other format.
 """
@@ -74,10 +74,10 @@ def convert(source: Path, to: str, out: Path | None, progress: Progress) -> Outc
     with artifact.claimed(home):
         work = home / artifact.STATE
         artifact.clear_state(home)
-        artifact.remove_proof(home)
         replace(work / "key", f"convert {target.name}".encode())
+        artifact.remove_proof(home)
         _write(coded, target, home, progress)
-        found = _verify(coded, home, progress)
+        found = _verify(coded, target, home, progress)
         document = _publish(coded, target, home, found)
         artifact.remove_state(home)
     return Outcome(home, document)
@@ -95,7 +95,12 @@ def _open(folder: Path) -> _Coded:
             "its weights are not coded, so there is nothing to write in another format", where=str(folder),
             hint="compress it: compress run RECIPE --model FOLDER --format FORMAT",
         )  # fmt: skip
-    return _Coded(folder, config, model, model.fit(open_checkpoint(folder)), fmt, schemes)
+    changed = artifact.altered(folder) if artifact.read_lock(folder) else []
+    if changed:
+        raise CompressError(f"{', '.join(changed)} changed since the artifact was verified", where=str(folder))
+    checkpoint = model.fit(open_checkpoint(folder))
+    artifact.check_claims(checkpoint, fmt, schemes)
+    return _Coded(folder, config, model, checkpoint, fmt, schemes)
 
 
 def _refuse(coded: _Coded, target: Format) -> None:
@@ -122,7 +127,10 @@ def _obstacle(coded: _Coded, target: Format) -> str | None:
     reasons = [target.can_mix(kinds), *(target.can_write(kind, coded.model.family.model_type) for kind in kinds)]
     if coded.format.read_cache(coded.config["quantization_config"]) is not None and not target.holds_cache:
         reasons.append("it has no words for a quantized cache")
-    if coded.model.transposed and target.name not in ("dense", "gptq"):
+    outside = [name for name in coded.schemes if not name.startswith(f"{coded.model.family.blocks}.")]
+    if outside and target.name in ("gptq", "awq"):
+        reasons.append(f"it holds coded weights in blocks only, not {outside[0]}")
+    if coded.model.transposed and not target.transposed:
         reasons.append("its loaders leave transposed layers (Conv1D) alone")
     shapes = {name: shape for name, shape, _ in linears(coded.model.skeleton)}
     reasons += [f"{name}: {why}" for name in coded.schemes if (why := target.misfit(shapes[name]))]
@@ -143,8 +151,11 @@ def _write(coded: _Coded, target: Format, home: Path, progress: Progress) -> Non
     settings = target.config(coded.schemes, ignore, coded.format.read_cache(coded.config["quantization_config"]))
     document = {k: v for k, v in coded.config.items() if k != "quantization_config"}
     artifact.write_json(home / "config.json", document | ({"quantization_config": settings} if settings else {}))
+    for name, content in (target.files(settings) if settings else {}).items():
+        artifact.write_json(home / name, content)
     artifact.copy_sidecars(coded.folder, home)
     for file in ("recipe.yaml", "plan.json"):
+        (home / file).unlink(missing_ok=True)  # of an earlier conversion
         if (coded.folder / file).is_file():
             shutil.copyfile(coded.folder / file, home / file)
     write_checkpoint(home, tensors)
@@ -174,61 +185,70 @@ def _kept(weight_OI: Tensor, target: Format) -> Tensor:
     return weight_OI if target.packs else weight_OI.bfloat16().float()
 
 
-def _verify(coded: _Coded, home: Path, progress: Progress) -> dict[str, Any]:
-    """Reopens the new checkpoint and compares every block's parameters with the old one's."""
+def _verify(coded: _Coded, target: Format, home: Path, progress: Progress) -> dict[str, Any]:
+    """Reopens the new checkpoint and compares every weight that was coded with the old one's; the rest are copies."""
     old, new = artifact.open_artifact(coded.folder), artifact.open_artifact(home)
-    packs = artifact.read_schemes(json.loads((home / "config.json").read_text()), [])[0] is not None
-    for index in range(old.block_count):
-        theirs = new.block(index).state_dict()
-        for name, tensor in old.block(index).state_dict().items():
-            if not torch.equal(theirs[name], tensor if packs else tensor.bfloat16().float()):
-                raise CompressError("the new checkpoint does not give the same weight", where=name)
-        progress("verify", index + 1, old.block_count)
+    for i, name in enumerate(coded.schemes):
+        theirs, ours = (model.reader(name)[f"{name}.weight"] for model in (new, old))
+        if not torch.equal(theirs.float(), _kept(ours, target)):
+            raise CompressError("the new checkpoint does not give the same weight", where=name)
+        progress("verify", i + 1, len(coded.schemes))
     return {"blocks": old.block_count, "max_error": 0.0, "tensors": len(open_checkpoint(home).files)}
 
 
 def _publish(coded: _Coded, target: Format, home: Path, verified: dict[str, Any]) -> dict[str, Any]:
     """Report, pages, card and lock: of what was known of the old artifact that which still holds."""
-    lock, old = artifact.read_lock(coded.folder), None
-    if "compress" in lock.get("stages", {}):
-        old = report.read(coded.folder)
-    plan = read_plan(home)
-    if plan is not None:
-        rows = tuple(
-            dataclasses.replace(r, bytes_after=target.weight_bytes(r.scheme, r.shape)) if r.scheme else r
-            for r in plan.rows
-        )
-        saved = sum(r.bytes_before - r.bytes_after for r in rows)
-        plan = dataclasses.replace(
-            plan, format=target.name, loaders=target.loaders, rows=rows, bytes_after=plan.bytes_before - saved
-        )
-        artifact.write_json(home / "plan.json", plan.document())
-    note = f"converted from the format {coded.format.name}: the same weights" + (
-        "" if target.packs else ", rounded to bfloat16"
-    )
-    caveats = [c for kind in dict.fromkeys(coded.schemes.values()) if (c := target.caveat(kind, ""))]
-    kept = [r for r in (old["measurements"] if old else []) if r["metric"] in _QUALITY or r["subject"] == "base"]
-    about = dict(old["artifact"]) if old else {"scheme": list(dict.fromkeys(s.text for s in coded.schemes.values()))}
+    lock = artifact.read_lock(coded.folder)
+    old = report.read(coded.folder) if "compress" in lock.get("stages", {}) else None
+    kinds = dict.fromkeys(coded.schemes.values())
+    family = coded.model.family.model_type
+    stale = {coded.format.caveat(kind, family) for kind in kinds}
+    caveats = [c for kind in kinds if (c := target.caveat(kind, family))]
+    what = "the same weights" if target.packs else "the same weights, rounded to bfloat16"
+    told = [note for note in (old["artifact"].get("notes") or [] if old else []) if note not in stale]
+    bits = _bits(coded, target)
+    _keep_plan(target, home, bits, [note for note in told if note not in stale] + caveats)
+    kept = [r for r in (old["measurements"] if old else []) if _holds(r, target)]
+    about = dict(old["artifact"]) if old else {"scheme": [kind.text for kind in kinds]}
     about |= {
         "name": home.name, "format": target.name, "loaders": list(target.loaders),
-        "notes": [note, *dict.fromkeys(caveats)],
+        "notes": [f"converted from the format {coded.format.name}: {what}", *told, *dict.fromkeys(caveats)],
     }  # fmt: skip
     document = report.build(
         artifact=about, base=old["base"] if old else {"name": None}, verified=verified,
-        verdict=old["verdict"] if old else None,
-        measurements=[*(r for r in kept if r["metric"] != "bpw"), *size_rows(home, None), *_bits(coded, target)],
+        verdict=old["verdict"] if old and target.packs else None,
+        measurements=[*kept, *size_rows(home, None), row("bpw", "artifact", "checkpoint", bits)],
     )  # fmt: skip
-    made = {**lock.get("stages", {}), "compress": artifact.digest([lock.get("stages"), target.name])}
-    lock = {**lock, "version": 1, "stages": {"compress": made["compress"]}, "converted": coded.format.name}
+    made = artifact.digest([lock.get("stages"), target.name])
+    lock = {**lock, "version": 1, "stages": {"compress": made}, "converted": coded.format.name}
     lock.pop("files", None)
     lock.setdefault("model", {"name": coded.folder.name, "kind": "folder", "license": None})
     lock.setdefault("recipe", {})
     return publish(home, document, lock, charts=False)
 
 
-def _bits(coded: _Coded, target: Format) -> list[dict[str, Any]]:
+def _holds(measured: Mapping[str, Any], target: Format) -> bool:
+    """Whether a row of the old report says something of the new artifact, or of the base."""
+    return measured["subject"] == "base" or (target.packs and measured["metric"] in _QUALITY)
+
+
+def _keep_plan(target: Format, home: Path, bits: float, notes: list[str]) -> None:
+    """plan.json as it would be in the new format, where the source had one."""
+    plan = read_plan(home)
+    if plan is None:
+        return
+    sizes = [target.weight_bytes(r.scheme, r.shape) if r.scheme else r.bytes_after for r in plan.rows]
+    rows = tuple(dataclasses.replace(r, bytes_after=size) for r, size in zip(plan.rows, sizes, strict=True))
+    saved = sum(r.bytes_before - r.bytes_after for r in rows)
+    plan = dataclasses.replace(
+        plan, format=target.name, loaders=target.loaders, rows=rows, bytes_after=plan.bytes_before - saved, bpw=bits,
+        notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+    artifact.write_json(home / "plan.json", plan.document())
+
+
+def _bits(coded: _Coded, target: Format) -> float:
     """Bits of a coded weight, scales and all."""
     shapes = {name: shape for name, shape, _ in linears(coded.model.skeleton)}
     found = [(target.weight_bytes(scheme, shapes[name]), shapes[name]) for name, scheme in coded.schemes.items()]
-    weights = sum(rows * columns for _, (rows, columns) in found)
-    return [row("bpw", "artifact", "checkpoint", 8 * sum(size for size, _ in found) / weights)]
+    return 8 * sum(size for size, _ in found) / sum(rows * columns for _, (rows, columns) in found)

@@ -55,9 +55,8 @@ def compress_key(recipe: Recipe, plan: Plan, source: Source, data: ResolvedData)
         _words(source.path), data.dataset, data.sha256,
         str(calibration_dtype()), torch.__version__, importlib.metadata.version("transformers"),
     ]  # fmt: skip
-    methods = [
-        f"methods/{name}.py" for name in ("base", "scale_search", "awq", *(step.method for step in recipe.steps))
-    ]
+    shared = ("base", "scale_search", "rounding", "awq")
+    methods = [f"methods/{name}.py" for name in (*shared, *(step.method for step in recipe.steps))]
     return stage_key(depends, *_SOURCES, *methods)
 
 

@@ -16,10 +16,9 @@ from compress.recipe import Recipe, method_of
 from compress.schemes import DENSE, Scheme
 from compress.tables import resolve
 
-_HOLDS_TRANSPOSED = ("dense", "gptq")  # formats whose loaders read the weights of transposed layers
-
 
 def check_patterns(step: StepConfig, rows: Sequence[PlanRow], draft: Draft) -> None:
+    """Refuses patterns that match nothing; says of an override that `ignore` hides."""
     patterns = [("overrides", o.match) for o in step.overrides]
     patterns += [("ignore", p) for p in step.ignore if p != "lm_head"]  # the default fits headless models too
     for row in rows:
@@ -55,6 +54,12 @@ def check_format(rows: Sequence[PlanRow], fmt: Format, model_type: str, draft: D
         note = fmt.caveat(scheme, model_type)
         if note and note not in draft.notes:
             draft.notes.append(note)
+    dense = [row.name for row in rows if row.scheme is None and row.reason != "ignored by the recipe"]
+    if fmt.name == "gptq" and dense:
+        draft.notes.append(
+            f"{dense[0]} stays dense beside coded weights: that is said in GPTQModel's words (`dynamic`), which "
+            "auto-gptq does not know, nor vLLM of layers that it fuses"
+        )
     odd = [(row.name, why) for row in rows if row.scheme and (why := fmt.misfit(row.shape))]
     if odd:
         draft.refusals.append(f"format {fmt.name} cannot hold {len(odd)} weights, {odd[0][0]} first: {odd[0][1]}")
@@ -63,8 +68,8 @@ def check_format(rows: Sequence[PlanRow], fmt: Format, model_type: str, draft: D
 def check_transposed(rows: Sequence[PlanRow], shapes: ModelShapes, fmt: Format, draft: Draft) -> None:
     """GPT-2's linear layers are stored as [I, O]: a format of packed rows says nothing that loaders would read."""
     odd = [row.name for row in rows if row.scheme and row.name in shapes.transposed]
-    if odd and fmt.name not in _HOLDS_TRANSPOSED:
-        able = ", ".join(name for name in FORMATS if name in _HOLDS_TRANSPOSED)
+    if odd and not fmt.transposed:
+        able = ", ".join(name for name in FORMATS if resolve(FORMATS, name, kind="format").transposed)
         draft.refusals.append(
             f"format {fmt.name} cannot hold {len(odd)} weights, {odd[0]} first: they belong to transposed layers "
             f"(Conv1D), which its loaders leave alone; formats that can: {able}"
@@ -121,6 +126,7 @@ def _schemes_by_block(rows: Sequence[PlanRow], blocks: str) -> dict[str, dict[st
 
 
 def check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: Draft) -> None:
+    """Says which layers differ in scheme that runtimes fuse, and of what family nothing of that is known."""
     if family.inferred:
         draft.notes.append(
             f"the family {family.model_type!r} is known by its structure alone: embedding, blocks, norm and head were "
@@ -137,6 +143,7 @@ def check_fused(rows: Sequence[PlanRow], family: ModelFamily, draft: Draft) -> N
 
 
 def check_model(shapes: ModelShapes, calibration: dict[str, Any], draft: Draft) -> None:
+    """Refuses a context longer than the model's, and a model without blocks."""
     if 0 < shapes.max_position < calibration["seq_len"]:
         draft.refusals.append(
             f"calibration.seq_len {calibration['seq_len']} is longer than the model's {shapes.max_position} positions"

@@ -90,6 +90,7 @@ def row_of(
     about: tuple[ModelFamily, ModelShapes, Format],
     draft: Draft,
 ) -> PlanRow:
+    """The fate of a weight: ignored, overridden or as the step says; what cannot be is refused."""
     family, shapes, fmt = about
     tied = shapes.tied
     before = shapes.param_bytes * shape[0] * shape[1]
@@ -109,8 +110,11 @@ def row_of(
             draft.refusals.append(f"{name} is {shape[1]} wide, which its override's group size {size} does not divide")
         elif why:
             draft.refusals.append(f"{name} cannot have its override's scheme: {why}")
-    if scheme and getattr(step, "actorder", None) == "group" and scheme.weights.strategy == "group":
-        scheme = scheme.reordered()
+    if scheme and getattr(step, "actorder", None) == "group" and scheme.weights.group_size:
+        if scheme.weights.type == "int":
+            scheme = scheme.reordered()
+        else:
+            draft.refusals.append(f"{name}: `actorder: group` is for integers in groups, not for {scheme.text}")
     if scheme and not name.startswith(family.blocks + "."):
         why = "its weights are the embedding's" if tied and name == family.head else "only blocks are quantized"
         draft.refusals.append(f"{name} cannot be quantized: {why}; add it to `ignore`")
@@ -122,10 +126,12 @@ def row_of(
 
 
 def ignored(name: str, step: StepConfig) -> bool:
+    """Whether `ignore` names a weight."""
     return any(matches(name, pattern) for pattern in step.ignore)
 
 
 def override_of(name: str, step: StepConfig) -> str | Scheme | None:
+    """The scheme of the first override that names a weight."""
     return next((o.scheme for o in step.overrides if matches(name, o.match)), None)
 
 

@@ -47,6 +47,7 @@ def test_round_the_formats_and_back(scheme: str, tiny: MakeTiny, text: Path, tmp
     for target in ("awq", "gptq", "compressed-tensors"):
         out = convert(chain[-1], target, tmp_path / target, silent).folder
         assert json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"] == target
+        assert (out / "quantize_config.json").is_file() == (target == "gptq")  # auto-gptq reads nothing else
         assert_same(source, out)
         chain.append(out)
     assert not list(tmp_path.rglob(".state"))
@@ -82,6 +83,8 @@ def test_values_without_codes_are_rounded_and_that_is_said(tiny: MakeTiny, text:
     out = convert(source, "dense", tmp_path / "dense", silent)
     before, after = weights(source), weights(out.folder)
     assert all(torch.equal(before[name].bfloat16().float(), after[name]) for name in before)
+    assert not [row for row in out.report["measurements"] if row["subject"] == "pair"]  # other values: not measured
+    assert out.report["verdict"] is None
     assert "rounded to bfloat16" in out.report["artifact"]["notes"][0]
     with pytest.raises(CompressError, match="not coded"):
         convert(out.folder, "gptq", tmp_path / "again", silent)
@@ -128,3 +131,17 @@ def test_scales_that_would_be_rounded_are_refused(tiny: MakeTiny, text: Path, tm
 def test_no_checkpoint_is_no_traceback(tmp_path: Path) -> None:
     with pytest.raises(CompressError, match=r"config\.json is missing"):
         convert(tmp_path, "gptq", None, silent)
+
+
+def test_what_the_config_says_and_the_weights_are(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    source = made(tiny, text, tmp_path, scheme="W4A16", fmt="gptq")
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"]["modules_in_block_to_quantize"] = [["self_attn.q_proj"]]
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CompressError, match="changed since"):
+        convert(source, "awq", tmp_path / "out", silent)
+    (source / "lock.json").unlink()
+    with pytest.raises(CompressError, match=r"does not say that .*down_proj is coded"):
+        convert(source, "awq", tmp_path / "out", silent)
+    with pytest.raises(CompressError, match="is coded"):
+        artifact.open_artifact(source)

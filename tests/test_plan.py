@@ -93,6 +93,14 @@ def test_a_family_that_transformers_only_loads_expanded() -> None:
     assert all(word in refusal for word in ("compressed-tensors", "falcon", "activations", "no format here can"))
 
 
+def test_act_order_by_group_is_for_integers_in_groups() -> None:
+    (refusal, *_) = plan_of("{method: gptq, scheme: NVFP4A16, actorder: group}").refusals
+    assert "integers in groups" in refusal
+    (refusal,) = plan_of("{method: gptq, scheme: W4A16, group_size: 32, actorder: group}").refusals
+    assert "columns' order" in refusal
+    assert "formats that can: gptq" in refusal
+
+
 # ---- smoothing
 
 

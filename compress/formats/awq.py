@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import Format, integer_scheme
+from compress.formats.base import LEAST_HALF, Format, integer_scheme, no_cache, no_files, thirty_twos
 from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output whose code stands at each place of a word
-_LEAST_SCALE = 2.0**-24  # the smallest positive float16: what a group of zeros gets
 
 
 def can_write(scheme: Scheme, model_type: str = "") -> str | None:
@@ -42,12 +41,6 @@ def caveat(scheme: Scheme, model_type: str = "") -> str:
     """What loaders need."""
     del scheme, model_type
     return "transformers reads the format awq with the package gptqmodel"
-
-
-def misfit(shape: tuple[int, int]) -> str | None:
-    """Why a weight [O, I] cannot be stored, None when it can."""
-    odd = [side for side in shape if side % 32]
-    return f"{odd[0]} is no multiple of 32" if odd else None
 
 
 def weight_bytes(scheme: Scheme, shape: tuple[int, int]) -> int:
@@ -79,7 +72,7 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
     return {
         f"{name}.qweight": pack(coded.q_OI.t() + 8),
         f"{name}.qzeros": pack(zero_OG.t() + 8),
-        f"{name}.scales": coded.scale.clamp_min(_LEAST_SCALE).half().t().contiguous(),
+        f"{name}.scales": coded.scale.clamp_min(LEAST_HALF).half().t().contiguous(),
     }
 
 
@@ -125,17 +118,12 @@ def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Sc
     return {name: scheme for name in linears if "." in name and not any(part in name for part in left)}
 
 
-def read_cache(settings: Mapping[str, Any]) -> None:
-    """It has no words for a quantized cache."""
-    del settings
-
-
 AWQ = Format(
     name="awq",
     loaders=("transformers with gptqmodel", "vLLM", "SGLang", "TGI", "autoawq"),
     can_write=can_write,
     can_mix=can_mix,
-    misfit=misfit,
+    misfit=thirty_twos,
     weight_bytes=weight_bytes,
     caveat=caveat,
     encode=encode,
@@ -143,8 +131,10 @@ AWQ = Format(
     decode=decode,
     config=config,
     read_config=read_config,
-    read_cache=read_cache,
+    read_cache=no_cache,
+    files=no_files,
     parts=("qweight", "qzeros", "scales"),
+    transposed=False,
     packs=True,
     holds_cache=False,
 )

@@ -34,8 +34,10 @@ class Format:
         read_cache: quantization_config to how keys and values are coded in the cache; None when they are not.
         holds_cache: whether it has words for a quantized cache.
         read_config: the inverse of `config`: (quantization_config, names of all linear layers) to schemes by name.
+        files: quantization_config to other files that old loaders read, by name; plain data, written as JSON.
         parts: names, below the module's, of the tensors that stand for a coded weight and its inputs' static scale.
         packs: whether coded weights take less room on disk.
+        transposed: whether its loaders read layers that checkpoints store as [I, O] (GPT-2's Conv1D).
     """
 
     name: str
@@ -51,9 +53,31 @@ class Format:
     config: Callable[[Mapping[str, Scheme], list[str], QuantArgs | None], dict[str, Any] | None]
     read_config: Callable[[Mapping[str, Any], list[str]], dict[str, Scheme]]
     read_cache: Callable[[Mapping[str, Any]], QuantArgs | None]
+    files: Callable[[Mapping[str, Any]], dict[str, Any]]
     parts: tuple[str, ...]
     packs: bool
+    transposed: bool
     holds_cache: bool
+
+
+LEAST_HALF = 2.0**-24  # the smallest positive float16: the scale of a group of zeros
+
+
+def thirty_twos(shape: tuple[int, int]) -> str | None:
+    """The `misfit` of layouts in whole words: 32 divides both sides."""
+    odd = [side for side in shape if side % 32]
+    return f"{odd[0]} is no multiple of 32" if odd else None
+
+
+def no_cache(settings: Mapping[str, Any]) -> None:
+    """The `read_cache` of formats without words for a quantized cache."""
+    del settings
+
+
+def no_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The `files` of formats that config.json says all of."""
+    del settings
+    return {}
 
 
 def fits(shape: tuple[int, int]) -> None:

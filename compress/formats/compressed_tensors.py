@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import INPUT_SCALE, Format, fits
+from compress.formats.base import INPUT_SCALE, Format, fits, no_files
 from compress.numerics import (
     QuantizedWeight,
     dequantize,
@@ -238,7 +238,12 @@ def _read_scheme(group: Mapping[str, Any]) -> Scheme:
     parts = {}
     for part in ("weights", "input_activations"):
         said = group.get(part)
-        parts[part] = said and {k: v for k, v in said.items() if k in QuantArgs.model_fields and v is not None}
+        order = (said or {}).get("actorder")
+        if order in ("group", "dynamic"):
+            raise CompressError(f"groups in the columns' order (actorder {order}) are not read", where="config.json")
+        parts[part] = said and {
+            k: v for k, v in said.items() if k in QuantArgs.model_fields and v is not None and k != "actorder"
+        }
     try:
         return Scheme.model_validate(parts)
     except ValidationError as error:
@@ -265,6 +270,7 @@ COMPRESSED_TENSORS = Format(
     config=config,
     read_config=read_config,
     read_cache=read_cache,
+    files=no_files,
     parts=(
         "weight",
         "weight_packed",
@@ -274,6 +280,7 @@ COMPRESSED_TENSORS = Format(
         "weight_global_scale",
         INPUT_SCALE,
     ),
+    transposed=False,
     packs=True,
     holds_cache=True,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.formats.base import Format, fits
+from compress.formats.base import Format, fits, no_cache, no_files
 from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme, weight_bytes
 
@@ -63,11 +63,6 @@ def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Sc
     return {}
 
 
-def read_cache(settings: Mapping[str, Any]) -> None:
-    """Nothing is coded."""
-    del settings
-
-
 DENSE = Format(
     name="dense",
     loaders=("everything",),
@@ -81,8 +76,10 @@ DENSE = Format(
     decode=decode,
     config=config,
     read_config=read_config,
-    read_cache=read_cache,
+    read_cache=no_cache,
+    files=no_files,
     parts=("weight",),
+    transposed=True,
     packs=False,
     holds_cache=False,
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import Format
+from compress.formats.base import Format, no_cache, no_files
 from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import PRESETS, QuantArgs, Scheme
 
@@ -60,6 +60,9 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
 def read(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> QuantizedWeight:
     """The coded weight of its checkpoint tensors."""
     del scheme
+    why = misfit((tensors[f"{name}.weight"].shape[0], tensors[f"{name}.weight"].shape[1]))
+    if why:
+        raise CompressError(f"blocks at an edge are not read: {why}", where=name)
     scale_OG = tensors[f"{name}.weight_scale_inv"].float().repeat_interleave(_BLOCK, 0)
     return QuantizedWeight(tensors[f"{name}.weight"].to(torch.float8_e4m3fn), scale_OG, None)
 
@@ -93,11 +96,6 @@ def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Sc
     return {name: _SCHEME for name in linears if not any(name == part or name.startswith(f"{part}.") for part in left)}
 
 
-def read_cache(settings: Mapping[str, Any]) -> None:
-    """It has no words for a quantized cache."""
-    del settings
-
-
 FP8 = Format(
     name="fp8",
     loaders=("transformers", "vLLM", "SGLang"),
@@ -111,8 +109,10 @@ FP8 = Format(
     decode=decode,
     config=config,
     read_config=read_config,
-    read_cache=read_cache,
+    read_cache=no_cache,
+    files=no_files,
     parts=("weight", "weight_scale_inv"),
+    transposed=False,
     packs=True,
     holds_cache=False,
 )

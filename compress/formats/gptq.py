@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import Format, integer_scheme
+from compress.formats.base import LEAST_HALF, Format, integer_scheme, no_cache, thirty_twos
 from compress.numerics import QuantizedWeight, dequantize, pack_int32, unpack_int32
 from compress.schemes import QuantArgs, Scheme
 
 _BITS = (2, 3, 4, 8)
-_LEAST_SCALE = 2.0**-24  # the smallest positive float16: what a group of zeros gets
 
 
 def can_write(scheme: Scheme, model_type: str = "") -> str | None:
@@ -46,12 +45,6 @@ def caveat(scheme: Scheme, model_type: str = "") -> str:
     return "transformers reads the format gptq with the packages optimum and gptqmodel"
 
 
-def misfit(shape: tuple[int, int]) -> str | None:
-    """Why a weight [O, I] cannot be stored, None when it can."""
-    odd = [side for side in shape if side % 32]
-    return f"{odd[0]} is no multiple of 32" if odd else None
-
-
 def weight_bytes(scheme: Scheme, shape: tuple[int, int]) -> int:
     """Bytes of a weight [O, I]: codes, a zero point and a scale for each group of each row, the columns' groups."""
     (out_features, in_features), bits = shape, scheme.weights.num_bits
@@ -63,14 +56,16 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
     """Checkpoint tensors of a coded weight."""
     bits = scheme.weights.num_bits
     zero_OG = torch.zeros_like(coded.scale, dtype=torch.int8) if coded.zero is None else coded.zero
+    if bool((zero_OG == scheme.weights.qmin).any()):
+        raise CompressError("a zero point is the smallest code, which the format gptq cannot say", where=name)
     in_features = coded.q_OI.shape[1]
     g_idx_I = coded.g_idx_I
     if g_idx_I is None:
         g_idx_I = torch.arange(in_features, dtype=torch.int32) // scheme.weights.span(in_features)
     return {
         f"{name}.qweight": pack_int32(coded.q_OI, bits).t().contiguous(),
-        f"{name}.qzeros": pack_int32((zero_OG - 1).t(), bits),
-        f"{name}.scales": coded.scale.clamp_min(_LEAST_SCALE).half().t().contiguous(),
+        f"{name}.qzeros": pack_int32((zero_OG - 1).t(), bits),  # from 1 up: see the refusal above
+        f"{name}.scales": coded.scale.clamp_min(LEAST_HALF).half().t().contiguous(),
         f"{name}.g_idx": g_idx_I.clone(),
     }
 
@@ -86,7 +81,12 @@ def read(name: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> QuantizedW
     scale_OG = tensors[f"{name}.scales"].float().t().contiguous()
     g_idx_I = tensors[f"{name}.g_idx"]
     q_OI = unpack_int32(tensors[f"{name}.qweight"].t(), bits, len(g_idx_I))
-    zero_OG = unpack_int32(tensors[f"{name}.qzeros"], bits, len(scale_OG)).t() + 1
+    less_OG = unpack_int32(tensors[f"{name}.qzeros"], bits, len(scale_OG)).t()
+    if not args.symmetric and bool((less_OG == args.qmax).any()):
+        raise CompressError("a zero point lies beyond the codes", where=f"{name}.qzeros")
+    if len(g_idx_I) % args.span(len(g_idx_I)):
+        raise CompressError(f"group_size {args.group_size} does not divide {len(g_idx_I)} columns", where=name)
+    zero_OG = less_OG + 1
     in_order = torch.equal(g_idx_I, torch.arange(len(g_idx_I)) // args.span(len(g_idx_I)))
     return QuantizedWeight(
         q_OI, scale_OG, None if args.symmetric else zero_OG.contiguous(), g_idx_I=None if in_order else g_idx_I
@@ -110,14 +110,25 @@ def config(schemes: Mapping[str, Scheme], ignore: list[str], kv_cache: QuantArgs
     }
 
 
+def files(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """quantize_config.json, where auto-gptq looks; its own keys beside ours."""
+    shared = ("bits", "group_size", "desc_act", "sym", "checkpoint_format", "quant_method")
+    own = {"damp_percent": 0.01, "static_groups": False, "true_sequential": True}
+    name = {"model_name_or_path": None, "model_file_base_name": "model"}
+    return {"quantize_config.json": {key: settings[key] for key in shared} | own | name}
+
+
 def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Scheme]:
     """Schemes by module name, as a loader reads them off config.json.
 
     Raises:
         CompressError: a version or a mixture that is not read.
     """
-    if settings.get("checkpoint_format", "gptq") != "gptq":
-        raise CompressError(f"checkpoint_format {settings['checkpoint_format']!r} is not read", where="config.json")
+    if settings.get("checkpoint_format", "gptq") != "gptq" or settings.get("is_marlin_format"):
+        layout = settings.get("checkpoint_format") or "marlin"
+        raise CompressError(f"checkpoint_format {layout!r} is not read", where="config.json")
+    if settings.get("lm_head"):
+        raise CompressError("a quantized head is not read", where="config.json")
     scheme = integer_scheme(
         settings, symmetric=bool(settings.get("sym", True)), actorder=bool(settings.get("desc_act"))
     )
@@ -129,12 +140,10 @@ def _excluded(name: str, settings: Mapping[str, Any]) -> bool:
     rules = settings.get("dynamic") or {}
     if any(not rule.startswith("-:") for rule in rules):
         raise CompressError("layers of different widths in one gptq checkpoint are not read", where="config.json")
+    inside = [part for parts in settings.get("modules_in_block_to_quantize") or [] for part in parts]
+    if inside and not any(name.endswith(f".{part}") for part in inside):
+        return True
     return "." not in name or any(re.match(rule[2:], name) for rule in rules)
-
-
-def read_cache(settings: Mapping[str, Any]) -> None:
-    """It has no words for a quantized cache."""
-    del settings
 
 
 GPTQ = Format(
@@ -142,7 +151,7 @@ GPTQ = Format(
     loaders=("transformers with optimum and gptqmodel", "vLLM", "SGLang", "TGI", "ExLlama", "auto-gptq"),
     can_write=can_write,
     can_mix=can_mix,
-    misfit=misfit,
+    misfit=thirty_twos,
     weight_bytes=weight_bytes,
     caveat=caveat,
     encode=encode,
@@ -150,8 +159,10 @@ GPTQ = Format(
     decode=decode,
     config=config,
     read_config=read_config,
-    read_cache=read_cache,
+    read_cache=no_cache,
+    files=files,
     parts=("qweight", "qzeros", "scales", "g_idx"),
+    transposed=True,
     packs=True,
     holds_cache=False,
 )

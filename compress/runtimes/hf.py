@@ -222,8 +222,12 @@ def _of_decoded(path: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     del config.quantization_config
     coded = open_artifact(path)
     assert isinstance(coded, CodedModel)
-    tops = dict.fromkeys(name.split(".")[0] for name in coded.checkpoint.files)
-    weights = {name: tensor for top in tops for name, tensor in coded.stored(coded.reader(top)).items()}
+    blocks = [coded.block_name(i) for i in range(coded.block_count)]
+    inside = tuple(f"{block}." for block in blocks)
+    ends = dict.fromkeys(n.rpartition(".")[0] for n in coded.checkpoint.files if not n.startswith(inside))
+    weights = {
+        name: tensor.to(dtype) for part in (*blocks, *ends) for name, tensor in coded.stored(coded.reader(part)).items()
+    }
     with torch.device("meta"):
         kind: Any = type(auto.from_config(config, trust_remote_code=False))
     model, info = kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True)

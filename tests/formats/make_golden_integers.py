@@ -72,7 +72,7 @@ def auto_gptq(given: dict[str, Tensor], bits: int, group: int) -> dict[str, Tens
     layer.half()
     with torch.no_grad():
         weight_IO = layer(torch.eye(COLUMNS, dtype=torch.float16))
-    return {**_gptq_tensors(layer), "weight": weight_IO.t().float().contiguous()}
+    return {**_gptq_tensors(layer), "weight": weight_IO.t().half().contiguous()}
 
 
 def gptqmodel(given: dict[str, Tensor], bits: int, group: int) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ def gptqmodel(given: dict[str, Tensor], bits: int, group: int) -> dict[str, Tens
     layer.pack_original(linear_of(given), given["scale"].clone(), given["zero"].float(), given["g_idx"])
     weight_IO = layer.dequantize_weight()
     convert_gptq_v2_to_v1_format_module(layer, layer)  # as it is saved; of the second it reads two attributes
-    return {**_gptq_tensors(layer), "weight": weight_IO.t().float().contiguous()}
+    return {**_gptq_tensors(layer), "weight": weight_IO.t().half().contiguous()}
 
 
 def _gptq_tensors(layer: Any) -> dict[str, Tensor]:
@@ -102,11 +102,11 @@ def autoawq(given: dict[str, Tensor], bits: int, group: int) -> dict[str, Tensor
         bits,
         group,
         scales=given["scale"].t().contiguous(),
-        zeros=given["zero"].t().float().contiguous(),
+        zeros=given["zero"].t().half().contiguous(),
     )
     weight_IO = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales, bits, group)
     tensors = {name: getattr(layer, name).clone() for name in ("qweight", "qzeros", "scales")}
-    return {**tensors, "weight": weight_IO.t().float().contiguous()}
+    return {**tensors, "weight": weight_IO.t().half().contiguous()}
 
 
 def main(library: str) -> None:

@@ -47,4 +47,4 @@ def test_same_tensors_and_same_weight(library: str, name: str) -> None:
     for part, tensor in tensors.items():
         assert torch.equal(tensor, theirs[part].to(tensor.dtype)), part
     decoded_OI = fmt.decode("l", theirs, scheme)
-    torch.testing.assert_close(decoded_OI, stored["weight"], rtol=1e-3, atol=1e-4)  # theirs in float16
+    torch.testing.assert_close(decoded_OI, stored["weight"].float(), rtol=1e-3, atol=1e-4)  # theirs in float16

@@ -1,5 +1,6 @@
 """AutoGPTQ's and AutoAWQ's layouts: every code survives, naive readers agree, and what they cannot hold is refused."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats import awq, gptq
+from compress.formats import awq, fp8, gptq
 from compress.formats.base import Format
 from compress.methods.gptq import GptqConfig, solve
 from compress.methods.rounding import round_to_nearest
@@ -160,3 +161,57 @@ def test_what_they_cannot_hold(fmt: Format, preset: str, reason: str) -> None:
     assert fmt.can_write(PRESETS["W4A16"], "") is None
     assert "48" in str(fmt.misfit((48, 64)))
     assert fmt.misfit((64, 32)) is None
+
+
+def test_zero_points_that_version_1_cannot_say() -> None:
+    args = QuantArgs(num_bits=8, symmetric=False, strategy="group", group_size=32)
+    scheme, weight = Scheme(weights=args), coded(args, rows=32)
+    assert weight.zero is not None
+    assert int(weight.zero.min()) > -128  # ranges reach a step below zero
+    zero_OG = weight.zero.clone()
+    zero_OG[0, 0] = -128
+    with pytest.raises(CompressError, match="smallest code"):
+        gptq.encode("l", dataclasses.replace(weight, zero=zero_OG), scheme)
+    tensors = gptq.encode("l", weight, scheme)
+    tensors["l.qzeros"] = torch.full_like(tensors["l.qzeros"], -1)
+    with pytest.raises(CompressError, match="beyond the codes"):
+        gptq.read("l", tensors, scheme)
+
+
+def test_groups_that_do_not_divide_are_not_read() -> None:
+    args = QuantArgs(num_bits=4, strategy="group", group_size=32)
+    scheme = Scheme(weights=args)
+    tensors = gptq.encode("l", coded(args, rows=32), scheme)
+    with pytest.raises(CompressError, match="does not divide"):
+        gptq.read("l", tensors, PRESETS["W4A16"].with_group_size(48))
+
+
+def test_layers_left_out_are_read_in_the_words_of_both_tools() -> None:
+    names = ["m.0.q_proj", "m.0.down_proj", "lm_head"]
+    said = {"bits": 4, "group_size": 128}
+    assert list(gptq.read_config({**said, "dynamic": {r"-:^m\.0\.down_proj$": {}}}, names)) == ["m.0.q_proj"]
+    assert list(gptq.read_config({**said, "modules_in_block_to_quantize": [["q_proj"]]}, names)) == ["m.0.q_proj"]
+    assert "head" in bad(gptq.read_config, lm_head=True)
+
+
+def test_fp8_blocks_round_trip() -> None:
+    scheme = PRESETS["FP8_BLOCK"]
+    w_OI = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 9, 384)
+    weight = round_to_nearest(w_OI, None, scheme.weights, scale_search=False)
+    tensors = fp8.encode("l", weight, scheme)
+    assert tensors["l.weight_scale_inv"].shape == (2, 3)
+    decoded_OI = fp8.decode("l", tensors, scheme)
+    assert torch.equal(decoded_OI, dequantize(weight))
+    for o, i in ((0, 0), (200, 130), (255, 383)):  # by hand: the code times its block's scale
+        code, scale = tensors["l.weight"][o, i].float(), tensors["l.weight_scale_inv"][o // 128, i // 128]
+        assert decoded_OI[o, i] == code * scale
+    assert float((decoded_OI - w_OI).norm() / w_OI.norm()) < 0.04
+    assert sum(t.numel() * t.element_size() for t in tensors.values()) == fp8.weight_bytes(scheme, (256, 384))
+    written = fp8.config({"m.a": scheme}, ["m.b", "lm_head"])
+    assert fp8.read_config(written, ["m.a", "m.b", "lm_head"]) == {"m.a": scheme}
+    assert fp8.can_write(PRESETS["FP8"]) == "it holds FP8_BLOCK only"
+    assert "960" in str(fp8.misfit((256, 960)))
+    with pytest.raises(CompressError, match="edge"):
+        fp8.read("l", {"l.weight": torch.zeros(256, 960), "l.weight_scale_inv": torch.ones(2, 8)}, scheme)
+    with pytest.raises(CompressError, match="128"):
+        fp8.read_config({**written, "activation_scheme": "static"}, [])

@@ -22,7 +22,7 @@ PACKAGES = {
 }  # fmt: skip
 
 
-def transformers(path: str) -> Any:
+def transformers(path: str, dtype: torch.dtype = torch.float32) -> Any:
     """transformers, with whatever package it takes for the format."""
     from transformers import AutoModelForCausalLM
 
@@ -33,10 +33,12 @@ def transformers(path: str) -> Any:
         from transformers import CompressedTensorsConfig
 
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, device_map="cpu", **options)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, device_map="cpu", **options)
 
 
-gptqmodel = transformers
+def gptqmodel(path: str) -> Any:
+    """transformers with gptqmodel's layers, which want bfloat16."""
+    return transformers(path, torch.bfloat16)
 
 
 def auto_gptq(path: str) -> Any:
@@ -50,11 +52,17 @@ def auto_gptq(path: str) -> Any:
 
 
 def autoawq(path: str) -> Any:
-    """AutoAWQ's own loader and layers."""
+    """AutoAWQ's own loader and layers.
+
+    On a CPU it wants another package's kernels; told that there is a GPU, it makes its GEMM layers, whose plain
+    arithmetic runs anywhere.
+    """
+    import awq.models.base
     from awq import AutoAWQForCausalLM
 
+    awq.models.base.get_best_device = lambda: "cuda:0"
     return AutoAWQForCausalLM.from_quantized(
-        path, fuse_layers=False, device_map="cpu", torch_dtype=torch.float32, use_ipex=False
+        path, fuse_layers=False, device_map={"": "cpu"}, torch_dtype=torch.float32
     ).model
 
 

@@ -339,6 +339,20 @@ def test_inputs_are_never_mutated(group: int | None, actorder: Actorder) -> None
         assert torch.equal(gram_II, before_II)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_act_order_by_group_is_the_plain_order_of_sorted_columns(symmetric: bool) -> None:
+    w_OI, gram_II = problem(24, 64)
+    args = args_of(3, 16, symmetric)
+    order_I = gram_II.diagonal().argsort(descending=True, stable=True)
+    found = solve(w_OI, gram_II, args, settings_of(actorder="group"))
+    plain = solve(w_OI[:, order_I], gram_II[order_I][:, order_I], args, settings_of(actorder=None))
+    assert torch.equal(found.q_OI[:, order_I], plain.q_OI)
+    assert torch.equal(found.scale, plain.scale)
+    assert found.g_idx_I is not None
+    assert found.g_idx_I[order_I].tolist() == [i // 16 for i in range(64)]
+    torch.testing.assert_close(dequantize(found)[:, order_I], dequantize(plain))
+
+
 def test_defaults_are_the_best_practice() -> None:
     config = GptqConfig(scheme="W4A16")
     assert (config.actorder, config.scale_search, config.damping) == ("static", True, 0.005)
