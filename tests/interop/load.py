@@ -54,13 +54,15 @@ def auto_gptq(path: str) -> Any:
 def autoawq(path: str) -> Any:
     """AutoAWQ's own loader and layers.
 
-    On a CPU it wants another package's kernels; told that there is a GPU, it makes its GEMM layers, whose plain
-    arithmetic runs anywhere.
+    On a CPU it wants another package's kernels; told that there is a GPU and no Triton, it makes its GEMM layers,
+    whose plain arithmetic runs anywhere.
     """
     import awq.models.base
+    import awq.modules.linear.gemm
     from awq import AutoAWQForCausalLM
 
     awq.models.base.get_best_device = lambda: "cuda:0"
+    awq.modules.linear.gemm.TRITON_AVAILABLE = False
     return AutoAWQForCausalLM.from_quantized(
         path, fuse_layers=False, device_map={"": "cpu"}, torch_dtype=torch.float32
     ).model
