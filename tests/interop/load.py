@@ -63,9 +63,8 @@ def autoawq(path: str) -> Any:
 
     awq.models.base.get_best_device = lambda: "cuda:0"
     awq.modules.linear.gemm.TRITON_AVAILABLE = False
-    return AutoAWQForCausalLM.from_quantized(
-        path, fuse_layers=False, device_map={"": "cpu"}, torch_dtype=torch.float32
-    ).model
+    options = {"fuse_layers": False, "device_map": {"": "cpu"}, "torch_dtype": torch.float16}
+    return AutoAWQForCausalLM.from_quantized(path, **options).model
 
 
 def answer_of(model: Any, request: dict[str, Any]) -> dict[str, Any]:
