@@ -442,7 +442,7 @@ PLACES = {
         spoil=lambda s: s.patch.setattr(memory, "available_memory_bytes", lambda: 100_000_000),
     ),
     "too little disk": run(
-        "--out made", r"\d+ kB of disk", "1 kB are free", "made", "--out",
+        "--out made", r"\d+ kB of disk", "1.00 kB are free", "made", "--out",
         spoil=lambda s: s.patch.setattr(memory, "free_disk_bytes", lambda path: 1_000),
     ),
     "nothing to measure": line("eval ./nowhere", "no such folder", "/nowhere"),
