@@ -68,6 +68,7 @@ def unpack(word: Tensor) -> Tensor:
 def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tensor]:
     """Checkpoint tensors of a coded weight."""
     del scheme
+    assert coded.g_idx_I is None, "the plan refuses groups in the columns' order"
     zero_OG = torch.zeros_like(coded.scale, dtype=torch.int8) if coded.zero is None else coded.zero
     return {
         f"{name}.qweight": pack(coded.q_OI.t() + 8),

@@ -107,6 +107,7 @@ def caveat(scheme: Scheme, model_type: str = "") -> str | None:
 
 def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tensor]:
     """Checkpoint tensors of a coded weight."""
+    assert coded.g_idx_I is None, "the plan refuses groups in the columns' order"
     args, kind = scheme.weights, layout(scheme)
     scale = coded.scale
     if kind == "pack-quantized":

@@ -75,8 +75,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     diagonal_I = gram_II.diagonal()
     dead_I = diagonal_I <= 0
     order_I = torch.arange(in_features)
-    by_size = config.actorder is not None and (config.actorder == "static" or args.type == "int")
-    if by_size:
+    if config.actorder is not None:
         order_I = torch.argsort(diagonal_I, descending=True, stable=True)
     upper_II, damping = inverse_cholesky(gram_II[order_I[:, None], order_I], config.damping)
 
@@ -105,7 +104,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     zero = None if coded.params.zero_GO is None else coded.params.zero_GO.t().to(torch.int8).contiguous()
     scale = coded.params.scale_GO.t().contiguous()
     g_idx_I = None
-    if config.actorder == "group" and in_order and args.type == "int":
+    if config.actorder == "group" and in_order:
         g_idx_I = torch.empty(in_features, dtype=torch.int32)
         g_idx_I[order_I] = group_I.int()
     return QuantizedWeight(q_OI, scale, zero, coded.loss, tuple(notes), global_scale=global_scale, g_idx_I=g_idx_I)

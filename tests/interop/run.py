@@ -134,11 +134,10 @@ def compared(wanted: dict[str, Any], found: dict[str, Any], *, random: bool) -> 
     if "error" in found:
         return "", "", found["error"], False
     losses = [torch.tensor(side["nll"]).mean().item() for side in (wanted, found)]
-    same = next(
-        (i for i, (a, b) in enumerate(zip(wanted["generated"], found["generated"], strict=False)) if a != b), 16
-    )
-    good = abs(losses[0] - losses[1]) <= TOLERANCE and same == len(wanted["generated"])
-    return f"{math.exp(losses[0]):.3f}", f"{math.exp(losses[1]):.3f}", f"{same} of {len(wanted['generated'])}", good
+    pairs = list(zip(wanted["generated"], found["generated"], strict=True))
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    good = abs(losses[0] - losses[1]) <= TOLERANCE and (random or same == len(pairs))
+    return f"{math.exp(losses[0]):.3f}", f"{math.exp(losses[1]):.3f}", f"{same} of {len(pairs)}", good
 
 
 def main(only: list[str]) -> int:
