@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import LEAST_HALF, Format, integer_scheme, no_cache, no_files, thirty_twos
+from compress.formats.base import LEAST_HALF, Format, integer_scheme, thirty_twos
 from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme
 
@@ -132,10 +132,5 @@ AWQ = Format(
     decode=decode,
     config=config,
     read_config=read_config,
-    read_cache=no_cache,
-    files=no_files,
     parts=("qweight", "qzeros", "scales"),
-    transposed=False,
-    packs=True,
-    holds_cache=False,
 )

@@ -14,6 +14,22 @@ from compress.schemes import QuantArgs, Scheme
 INPUT_SCALE = "input_scale"  # the part of a coded weight that holds its inputs' static scale
 
 
+def no_cache(settings: Mapping[str, Any]) -> None:
+    """The `read_cache` of formats without words for a quantized cache."""
+    del settings
+
+
+def no_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The `files` of formats that config.json says all of."""
+    del settings
+    return {}
+
+
+def fits(shape: tuple[int, int]) -> None:
+    """The `misfit` of formats that hold any shape."""
+    del shape
+
+
 @dataclass(frozen=True)
 class Format:
     """One way to lay coded weights down in safetensors files.
@@ -44,7 +60,6 @@ class Format:
     loaders: tuple[str, ...]
     can_write: Callable[[Scheme, str], str | None]
     can_mix: Callable[[Collection[Scheme]], str | None]
-    misfit: Callable[[tuple[int, int]], str | None]
     weight_bytes: Callable[[Scheme, tuple[int, int]], int]
     caveat: Callable[[Scheme, str], str | None]
     encode: Callable[[str, QuantizedWeight, Scheme], dict[str, Tensor]]
@@ -52,12 +67,13 @@ class Format:
     decode: Callable[[str, Mapping[str, Tensor], Scheme], Tensor]
     config: Callable[[Mapping[str, Scheme], list[str], QuantArgs | None], dict[str, Any] | None]
     read_config: Callable[[Mapping[str, Any], list[str]], dict[str, Scheme]]
-    read_cache: Callable[[Mapping[str, Any]], QuantArgs | None]
-    files: Callable[[Mapping[str, Any]], dict[str, Any]]
     parts: tuple[str, ...]
-    packs: bool
-    transposed: bool
-    holds_cache: bool
+    read_cache: Callable[[Mapping[str, Any]], QuantArgs | None] = no_cache
+    files: Callable[[Mapping[str, Any]], dict[str, Any]] = no_files
+    misfit: Callable[[tuple[int, int]], str | None] = fits
+    packs: bool = True
+    transposed: bool = False
+    holds_cache: bool = False
 
 
 LEAST_HALF = 2.0**-24  # the smallest positive float16: the scale of a group of zeros
@@ -67,22 +83,6 @@ def thirty_twos(shape: tuple[int, int]) -> str | None:
     """The `misfit` of layouts in whole words: 32 divides both sides."""
     odd = [side for side in shape if side % 32]
     return f"{odd[0]} is no multiple of 32" if odd else None
-
-
-def no_cache(settings: Mapping[str, Any]) -> None:
-    """The `read_cache` of formats without words for a quantized cache."""
-    del settings
-
-
-def no_files(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The `files` of formats that config.json says all of."""
-    del settings
-    return {}
-
-
-def fits(shape: tuple[int, int]) -> None:
-    """The `misfit` of formats that hold any shape."""
-    del shape
 
 
 def integer_scheme(settings: Mapping[str, Any], *, symmetric: bool, actorder: bool = False) -> Scheme:

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import INPUT_SCALE, Format, fits, no_files
+from compress.formats.base import INPUT_SCALE, Format
 from compress.numerics import (
     QuantizedWeight,
     dequantize,
@@ -262,7 +262,6 @@ COMPRESSED_TENSORS = Format(
     loaders=("transformers with compressed-tensors ≥ 0.20", "vLLM", "SGLang"),
     can_write=can_write,
     can_mix=can_mix,
-    misfit=fits,
     weight_bytes=weight_bytes,
     caveat=caveat,
     encode=encode,
@@ -271,7 +270,6 @@ COMPRESSED_TENSORS = Format(
     config=config,
     read_config=read_config,
     read_cache=read_cache,
-    files=no_files,
     parts=(
         "weight",
         "weight_packed",
@@ -281,7 +279,5 @@ COMPRESSED_TENSORS = Format(
         "weight_global_scale",
         INPUT_SCALE,
     ),
-    transposed=False,
-    packs=True,
     holds_cache=True,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.formats.base import Format, fits, no_cache, no_files
+from compress.formats.base import Format
 from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme, weight_bytes
 
@@ -68,7 +68,6 @@ DENSE = Format(
     loaders=("everything",),
     can_write=can_write,
     can_mix=can_mix,
-    misfit=fits,
     weight_bytes=_weight_bytes,
     caveat=caveat,
     encode=encode,
@@ -76,10 +75,7 @@ DENSE = Format(
     decode=decode,
     config=config,
     read_config=read_config,
-    read_cache=no_cache,
-    files=no_files,
     parts=("weight",),
     transposed=True,
     packs=False,
-    holds_cache=False,
 )

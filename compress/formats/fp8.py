@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import Format, no_cache, no_files
+from compress.formats.base import Format
 from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import PRESETS, QuantArgs, Scheme
 
@@ -109,10 +109,5 @@ FP8 = Format(
     decode=decode,
     config=config,
     read_config=read_config,
-    read_cache=no_cache,
-    files=no_files,
     parts=("weight", "weight_scale_inv"),
-    transposed=False,
-    packs=True,
-    holds_cache=False,
 )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import LEAST_HALF, Format, integer_scheme, no_cache, thirty_twos
+from compress.formats.base import LEAST_HALF, Format, integer_scheme, thirty_twos
 from compress.numerics import QuantizedWeight, dequantize, pack_int32, unpack_int32
 from compress.schemes import QuantArgs, Scheme
 
@@ -159,10 +159,7 @@ GPTQ = Format(
     decode=decode,
     config=config,
     read_config=read_config,
-    read_cache=no_cache,
     files=files,
     parts=("qweight", "qzeros", "scales", "g_idx"),
     transposed=True,
-    packs=True,
-    holds_cache=False,
 )
