@@ -167,10 +167,11 @@ def _recode(coded: _Coded, target: Format, name: str, scheme: Scheme, path: Path
     Raises:
         CompressError: the weight would change.
     """
-    weight = coded.format.read(name, coded.stored(name), scheme)
+    stored = coded.stored(name)
+    weight = coded.format.read(name, stored, scheme)
     assert weight is not None, "a coded checkpoint holds codes"
     tensors = target.encode(name, weight, scheme)
-    wanted_OI = coded.format.decode(name, coded.stored(name), scheme)
+    wanted_OI = coded.format.decode(name, stored, scheme)
     if not torch.equal(target.decode(name, tensors, scheme), _kept(wanted_OI, target)):
         raise CompressError(
             f"format {target.name} would change a weight: its scales or codes do not fit", where=name,
@@ -207,7 +208,7 @@ def _publish(coded: _Coded, target: Format, home: Path, verified: dict[str, Any]
     what = "the same weights" if target.packs else "the same weights, rounded to bfloat16"
     told = [note for note in (old["artifact"].get("notes") or [] if old else []) if note not in stale]
     bits = _bits(coded, target)
-    _keep_plan(target, home, bits, [note for note in told if note not in stale] + caveats)
+    _keep_plan(target, home, bits, [*told, *caveats])
     kept = [r for r in (old["measurements"] if old else []) if _holds(r, target)]
     about = dict(old["artifact"]) if old else {"scheme": [kind.text for kind in kinds]}
     about |= {
