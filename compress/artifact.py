@@ -47,6 +47,7 @@ _WEIGHTS = (
     ".ckpt",
     ".tflite",
 )
+_WRITTEN_ONCE = (".safetensors", ".gguf")
 _FIRST = {"data.json", "windows.safetensors", "windows.json", "key"}  # of the state, in their order
 _OURS = {
     "config.json",
@@ -142,7 +143,7 @@ def is_done(folder: Path, key: str) -> bool:
 def altered(folder: Path) -> list[str]:
     """Files of the checkpoint that are not as the lock says: weights and config."""
     files = read_lock(folder).get("files", {})
-    kept = {n: d for n, d in files.items() if n.endswith(".safetensors") or n == "config.json"}
+    kept = {n: d for n, d in files.items() if n.endswith(_WRITTEN_ONCE) or n == "config.json"}
     return [n for n, d in kept.items() if not (folder / n).is_file() or remembered_digest(folder / n) != d]
 
 
@@ -172,7 +173,13 @@ def clear_state(folder: Path) -> None:
 
 def remove_proof(folder: Path) -> None:
     """Deletes lock and report, then the weights that they speak of: new weights never stand beside an old proof."""
-    for path in (folder / LOCK, folder / "report.json", folder / INDEX, *folder.glob("model*.safetensors")):
+    for path in (
+        folder / LOCK,
+        folder / "report.json",
+        folder / INDEX,
+        folder / "model.gguf",
+        *folder.glob("model*.safetensors"),
+    ):
         path.unlink(missing_ok=True)
     for evidence in (DOCUMENTS, CHARTS):
         shutil.rmtree(folder / evidence, ignore_errors=True)
@@ -200,7 +207,7 @@ def assemble(
     source: Path,
     config: Mapping[str, Any],
     state: State,
-    settings: dict[str, Any] | None,
+    about: tuple[Format, dict[str, Any] | None, str],
     family: ModelFamily,
 ) -> None:
     """Closes the checkpoint: weights, config.json and the source's other files.
@@ -211,8 +218,9 @@ def assemble(
         config: the base model's config.
         state: the finished walk.
         family: the model's, which names the tensors.
-        settings: config.json's `quantization_config`, None for an ordinary checkpoint.
+        about: the format; config.json's `quantization_config`, None for an ordinary checkpoint; the model's name.
     """
+    fmt, settings, name = about
     base = open_checkpoint(source)
     coded = [t for i in range(len(state.blocks)) for t in stored_tensors(state.block_file(i)) if t.name != TRACE]
     prefix = state.blocks[0]["name"].rsplit(".", 1)[0] + "."
@@ -221,13 +229,44 @@ def assemble(
     for file in sorted(set(base.files.values())):
         for tensor in stored_tensors(source / file):
             if not names[tensor.name].startswith(prefix):
-                others.append(replace_fields(tensor, name=family.stored_tensor(names[tensor.name])))
-    write_checkpoint(folder, others + coded)
+                others.append(replace_fields(tensor, name=names[tensor.name]))
+    write_tensors(folder, others + coded, (fmt, config, source, name), family)
+    write_config(folder, config, settings)
+    copy_sidecars(source, folder)
+
+
+def write_config(folder: Path, config: Mapping[str, Any], settings: dict[str, Any] | None) -> None:
+    """config.json: the base's, with what loaders must know of the coding.
+
+    transformers 5 says `rope_theta` inside `rope_parameters` only, where older loaders overlook it and silently take
+    10000: it is said in both places.
+    """
     document = {k: v for k, v in config.items() if k != "quantization_config"}
+    theta = (config.get("rope_parameters") or {}).get("rope_theta")
+    if theta is not None:
+        document.setdefault("rope_theta", theta)
     if settings is not None:
         document["quantization_config"] = settings
     write_json(folder / "config.json", document)
-    copy_sidecars(source, folder)
+
+
+def write_tensors(
+    folder: Path,
+    tensors: list[StoredTensor],
+    about: tuple[Format, Mapping[str, Any], Path, str],
+    family: ModelFamily,
+) -> None:
+    """Writes a model's tensors, by their modules' names, as the format lays them down.
+
+    Args:
+        about: the format; config.json; the folder of the tokenizer; the model's name.
+        family: the model's, which names the tensors in safetensors files.
+    """
+    fmt, config, words, name = about
+    if fmt.close is not None:
+        fmt.close(folder, tensors, config, words, name)
+    else:
+        write_checkpoint(folder, [replace_fields(t, name=family.stored_tensor(t.name)) for t in tensors])
 
 
 def copy_sidecars(source: Path, folder: Path) -> None:

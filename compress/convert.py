@@ -12,6 +12,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from compress.models.load import Checkpoint, StreamedModel, linears, open_checkp
 from compress.pipeline import Outcome
 from compress.plan import read_plan
 from compress.schemes import Scheme
-from compress.shards import StoredTensor, stored_tensors, write_checkpoint
+from compress.shards import StoredTensor, stored_tensors
 from compress.tables import resolve
 
 _QUALITY = {spec.metric for spec in (*ACCURACY, *LIKELIHOOD)} | {"block_error", "kv_bytes_per_token"}
@@ -128,10 +129,11 @@ def _obstacle(coded: _Coded, target: Format) -> str | None:
     if coded.format.read_cache(coded.config["quantization_config"]) is not None and not target.holds_cache:
         reasons.append("it has no words for a quantized cache")
     outside = [name for name in coded.schemes if not name.startswith(f"{coded.model.family.blocks}.")]
-    if outside and target.name in ("gptq", "awq"):
+    if outside and target.name in ("gptq", "awq", "gguf"):
         reasons.append(f"it holds coded weights in blocks only, not {outside[0]}")
     if coded.model.transposed and not target.transposed:
         reasons.append("its loaders leave transposed layers (Conv1D) alone")
+    reasons.append(target.refuses(coded.config, coded.folder))
     shapes = {name: shape for name, shape, _ in linears(coded.model.skeleton)}
     reasons += [f"{name}: {why}" for name in coded.schemes if (why := target.misfit(shapes[name]))]
     return next(filter(None, reasons), None)
@@ -141,16 +143,15 @@ def _write(coded: _Coded, target: Format, home: Path, progress: Progress) -> Non
     """The checkpoint: what was coded in the new format, everything else as it was."""
     work = home / artifact.STATE
     replaced = {f"{name}.{part}" for name in coded.schemes for part in coded.format.parts}
-    names = coded.model.family.module_tensors(open_checkpoint(coded.folder).files)
-    files = sorted({coded.folder / file for file in coded.checkpoint.files.values()})
-    tensors = [t for file in files for t in stored_tensors(file) if names[t.name] not in replaced]
+    tensors = _others(coded, replaced, work)
     for i, (name, scheme) in enumerate(coded.schemes.items()):
         tensors += _recode(coded, target, name, scheme, work / f"{i:05d}.safetensors")
         progress("convert", i + 1, len(coded.schemes))
     ignore = [name for name, _, _ in linears(coded.model.skeleton) if name not in coded.schemes]
     settings = target.config(coded.schemes, ignore, coded.format.read_cache(coded.config["quantization_config"]))
-    document = {k: v for k, v in coded.config.items() if k != "quantization_config"}
-    artifact.write_json(home / "config.json", document | ({"quantization_config": settings} if settings else {}))
+    artifact.write_config(home, coded.config, settings)
+    about = (target, coded.config, coded.folder, _model_name(coded))
+    artifact.write_tensors(home, tensors, about, coded.model.family)
     for name, content in (target.files(settings) if settings else {}).items():
         artifact.write_json(home / name, content)
     artifact.copy_sidecars(coded.folder, home)
@@ -158,7 +159,24 @@ def _write(coded: _Coded, target: Format, home: Path, progress: Progress) -> Non
         (home / file).unlink(missing_ok=True)  # of an earlier conversion
         if (coded.folder / file).is_file():
             shutil.copyfile(coded.folder / file, home / file)
-    write_checkpoint(home, tensors)
+
+
+def _model_name(coded: _Coded) -> str:
+    """The name of the model that was compressed, as far as it is known."""
+    return str(artifact.read_lock(coded.folder).get("model", {}).get("name") or coded.folder.name)
+
+
+def _others(coded: _Coded, replaced: set[str], work: Path) -> list[StoredTensor]:
+    """What is not coded anew, by the modules' names; what lies in another kind of file is copied out of it first."""
+    files = sorted({coded.folder / file for file in coded.checkpoint.files.values()})
+    if coded.format.close is not None:
+        files = []
+        for i, name in enumerate(sorted(set(coded.checkpoint.files) - replaced)):
+            files.append(work / f"other-{i:05d}.safetensors")
+            save_file(coded.checkpoint.read([name]), files[-1])
+    names = coded.model.family.module_tensors([t.name for file in files for t in stored_tensors(file)])
+    stored = [replace_fields(t, name=names[t.name]) for file in files for t in stored_tensors(file)]
+    return [tensor for tensor in stored if tensor.name not in replaced]
 
 
 def _recode(coded: _Coded, target: Format, name: str, scheme: Scheme, path: Path) -> list[StoredTensor]:
@@ -177,7 +195,7 @@ def _recode(coded: _Coded, target: Format, name: str, scheme: Scheme, path: Path
             f"format {target.name} would change a weight: its scales or codes do not fit", where=name,
             hint=f"solve again: compress run RECIPE --model MODEL --format {target.name}",
         )  # fmt: skip
-    save_file(coded.model.stored(tensors), path)
+    save_file({n: t.t().contiguous() if n in coded.model.transposed else t for n, t in tensors.items()}, path)
     return stored_tensors(path)
 
 

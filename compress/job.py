@@ -106,6 +106,8 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
         file.recipe, shapes, model.family, fmt,
         names=(source.name, file.name), calibration=calibration, suite=suite.name,
     )  # fmt: skip
+    if why := _obstacle(fmt, source):
+        plan = replace_fields(plan, refusals=(*plan.refusals, f"format {fmt.name} cannot hold this model: {why}"))
     if data_used and words is not None and not plan.refusals:
         with file.located():
             check_length(data, settings, words, heldout=heldout_windows(settings.samples), vocabulary=shapes.vocab_size)
@@ -127,7 +129,16 @@ def fetch(job: Job, name: str) -> Job:
         job = _job(job.recipe, source, job.suite, _plain_model(source, None), job.data)
         refuse(job)
     check_tensors(job.model, open_checkpoint(weights_folder(source)))
+    why = job.format.refuses(source.config, source.path)
+    if why is not None:
+        raise CompressError(f"format {job.format.name} cannot hold this model: {why}", where=str(source.path))
     return job
+
+
+def _obstacle(fmt: Format, source: Source) -> str | None:
+    """Why a format cannot hold a model; of its tokenizer only where that is here."""
+    folder = source.path if source.path is not None and (source.path / "tokenizer.json").is_file() else None
+    return fmt.refuses(source.config, folder)
 
 
 def check_device(device: str) -> None:

@@ -4,7 +4,8 @@ A value is `(q - zero) * scale`, as in compressed-tensors. Integer codes `q` are
 formats shift into their own ranges when they are written. A float code stands for itself: `q` is the number that
 E4M3 or E2M1 writes down, so that every line that works on integers works on floats too. Scales are rounded to the
 precision in which they are stored *before* the codes are chosen, so that what a solver minimises is what a loader
-will see: bfloat16; E4M3 below one scale of the tensor (NVFP4); a power of two (MXFP4).
+will see: bfloat16; E4M3 below one scale of the tensor (NVFP4); a power of two (MXFP4); a multiple of a step that 256
+columns share (K-quants).
 
 E4M3 and E2M1 are those of the OCP's formats (OFP8 1.0, Microscaling 1.0): round to nearest, ties to even, saturating.
 
@@ -20,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.schemes import E2M1_MAX, E4M3_MAX, QuantArgs
+from compress.schemes import E2M1_MAX, E4M3_MAX, SUPER, QuantArgs
 
 _TINY = 2.0**-100  # a group of zeros gets this scale: finite, positive, and its codes are zero
+_HALF_TINY = 2.0**-24  # the smallest positive float16
 _E4M3_TINY = 2.0**-9  # the smallest positive E4M3
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code; the fourth bit is the sign
 
@@ -36,10 +38,12 @@ class QuantizedWeight:
             (which holds E2M1 exactly).
         scale: float32 [O, G] (G = 1 for channel; [1, 1] for tensor), in the precision in which it is stored; the rows
             of a block have equal scales. The value of a code is `(q - zero) * scale`, whatever the strategy.
-        zero: int8 [O, G] zero points in the codes' range, None when symmetric.
+        zero: int8 [O, G] zero points in the codes' range, None when symmetric; float32 with strategy "super_group",
+            whose groups store their least value rather than a code.
         loss: the solver's own objective, for the record; not comparable between methods.
         notes: named numerical fallbacks that were taken, for the report.
-        global_scale: float32 [1], strategy "tensor_group" only: `scale` is an E4M3 number divided by it.
+        global_scale: strategy "tensor_group": float32 [1], `scale` is an E4M3 number divided by it. Strategy
+            "super_group": the steps float32 [O, S, 2] of scales and of least values, S super-groups a row.
         input_scale: float32 [1], for static input activations: what their codes are multiplied with.
         g_idx_I: int32 [I], the group of each column, where groups are not cut in the columns' order; else None.
     """
@@ -57,7 +61,13 @@ class QuantizedWeight:
         """The part of a weight that was solved stacked with others."""
         scale, zero = (t if t is None or len(t) == 1 else t[start:end] for t in (self.scale, self.zero))
         assert scale is not None
-        return QuantizedWeight(self.q_OI[start:end], scale, zero, global_scale=self.global_scale, g_idx_I=self.g_idx_I)
+        told = scale_rows(self.global_scale, start, end)
+        return QuantizedWeight(self.q_OI[start:end], scale, zero, global_scale=told, g_idx_I=self.g_idx_I)
+
+
+def scale_rows(global_scale: Tensor | None, start: int, end: int) -> Tensor | None:
+    """What is told of some rows: their own steps, or the global scale of all (see `tensor_scale`)."""
+    return global_scale if global_scale is None or global_scale.dim() == 1 else global_scale[start:end]
 
 
 def code_dtype(args: QuantArgs) -> torch.dtype:
@@ -70,17 +80,51 @@ def round_scale(scale: Tensor) -> Tensor:
     return scale.clamp_min(_TINY).bfloat16().float()
 
 
-def tensor_scale(w_OI: Tensor, args: QuantArgs) -> Tensor | None:
-    """The global scale float32 [1] of a weight with strategy "tensor_group", else None.
+def zero_dtype(args: QuantArgs) -> torch.dtype:
+    """The dtype of zero points: codes, or with strategy "super_group" any number."""
+    return torch.float32 if args.strategy == "super_group" else torch.int8
 
-    It maps the largest value onto the largest scale times the largest code, as compressed-tensors does, but rounded
-    down to a power of two: the scales below it are floats, so they lose nothing, and a value (2 and 4 bits of
-    mantissa) is then exact in bfloat16, in which loaders expand it.
+
+def tensor_scale(w_OI: Tensor, args: QuantArgs) -> Tensor | None:
+    """What the scales of a weight's groups are told in: a global scale float32 [1] with strategy "tensor_group", the
+    steps float32 [O, S, 2] (see `super_steps`) with "super_group", else None.
+
+    The global scale maps the largest value onto the largest scale times the largest code, as compressed-tensors does,
+    but rounded down to a power of two: the scales below it are floats, so they lose nothing, and a value (2 and 4 bits
+    of mantissa) is then exact in bfloat16, in which loaders expand it.
     """
+    if args.strategy == "super_group":
+        return super_steps(w_OI, args)
     if args.strategy != "tensor_group":
         return None
     _, exponent = torch.frexp(E4M3_MAX * E2M1_MAX / w_OI.abs().max().clamp_min(_TINY))
     return torch.ldexp(torch.ones(1), exponent - 1)
+
+
+def super_steps(w_OI: Tensor, args: QuantArgs) -> Tensor:
+    """The steps float32 [O, S, 2], float16 numbers, of which groups' scales and least values are multiples.
+
+    They make the largest of a super-group's plain ranges `args.most_steps` steps long.
+    """
+    size = args.group_size
+    assert size is not None
+    w_OSgi = w_OI.view(len(w_OI), -1, SUPER // size, size)
+    low, high = w_OSgi.amin(-1).clamp_max(0), w_OSgi.amax(-1).clamp_min(0)
+    reach = torch.maximum(-low, high) * 2 if args.symmetric else high - low
+    largest_OS2 = torch.stack([reach.amax(-1) / (args.qmax - args.qmin), -low.amin(-1)], -1)
+    return (largest_OS2 / args.most_steps).clamp_min(_HALF_TINY).half().float()
+
+
+def _super_qparams(low: Tensor, high: Tensor, args: QuantArgs, steps: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`qparams` of groups [O, G] below super-groups with these steps [O, S, 2]."""
+    scale_step, low_step = steps.repeat_interleave(low.shape[-1] // steps.shape[-2], -2).unbind(-1)
+    reach = torch.maximum(low.abs(), high.abs()) * 2 if args.symmetric else high.clamp_min(0) - low.clamp_max(0)
+    count = (reach / (args.qmax - args.qmin) / scale_step).round().clamp(1, args.most_steps)
+    scale = scale_step * count
+    if args.symmetric:
+        return scale, None
+    least = low_step * (low.clamp_max(0).neg() / low_step).round().clamp(0, args.most_steps)
+    return scale, least / scale + args.qmin
 
 
 def power_of_two_scale(largest: Tensor) -> Tensor:
@@ -105,10 +149,13 @@ def qparams(
 
     Args:
         low, high: float32 tensors of one shape, the ends of each range.
-        global_scale: `tensor_scale`, with strategy "tensor_group".
+        global_scale: `tensor_scale`, with strategies "tensor_group" and "super_group".
     Returns:
-        scale float32 and zero int8 (None when symmetric), of that shape.
+        scale float32 and zero in `zero_dtype` (None when symmetric), of that shape.
     """
+    if args.scale_kind == "steps":
+        assert global_scale is not None, "`tensor_scale` comes first"
+        return _super_qparams(low, high, args, global_scale)
     if args.symmetric:
         largest = torch.maximum(low.abs(), high.abs())
         if args.scale_kind == "e8m0":

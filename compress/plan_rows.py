@@ -111,7 +111,7 @@ def row_of(
         elif why:
             draft.refusals.append(f"{name} cannot have its override's scheme: {why}")
     if scheme and getattr(step, "actorder", None) == "group" and scheme.weights.group_size:
-        if scheme.weights.type == "int":
+        if scheme.weights.type == "int" and scheme.weights.strategy == "group":
             scheme = scheme.reordered()
         else:
             draft.refusals.append(f"{name}: `actorder: group` is for integers in groups, not for {scheme.text}")

@@ -14,11 +14,13 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Strategy = Literal["tensor", "channel", "group", "token", "block", "tensor_group"]
+Strategy = Literal["tensor", "channel", "group", "token", "block", "tensor_group", "super_group"]
 
 SCALE_BYTES = 2  # scales are stored in bfloat16
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
+SUPER = 256  # columns of a super-group
+_SUPER = {2: (16, False), 3: (16, True), 4: (32, False), 5: (32, False), 6: (16, True)}  # bits: group size, symmetric
 _FLOAT4 = {("tensor_group", 16), ("group", 32)}  # NVFP4 and MXFP4: the only grains in which 4-bit floats exist
 _ACTIVATIONS = {("token", True), ("tensor", False), ("group", True)}  # (strategy, dynamic)
 
@@ -32,8 +34,9 @@ class QuantArgs(BaseModel):
         symmetric: no zero point; the code 0 means 0.
         strategy: what shares a scale: the tensor, an output channel (a row), a group of `group_size` values
             along the input, a block of rows and columns, or (activations only) a token. "tensor_group" is NVFP4's:
-            groups whose 8-bit scales share one scale of the tensor.
-        group_size: input values that share a scale, with strategies "group" and "tensor_group".
+            groups whose 8-bit scales share one scale of the tensor. "super_group" is that of llama.cpp's K-quants:
+            groups whose scales (and least values) are small integers, multiples of a step that 256 columns share.
+        group_size: input values that share a scale, with strategies "group", "tensor_group" and "super_group".
         block_structure: rows and columns of a block, with strategy "block".
         dynamic: the scale is found while running (activations only).
         actorder: "group": groups are cut after the columns have been sorted by the size of their inputs, so that a
@@ -55,8 +58,13 @@ class QuantArgs(BaseModel):
     def _exists(self) -> Self:
         if self.actorder and (self.type != "int" or self.strategy != "group"):
             raise ValueError("`actorder: group` is for integers in groups")
-        if (self.strategy in ("group", "tensor_group")) != (self.group_size is not None):
-            raise ValueError("`group_size` goes with `strategy: group` or `tensor_group`, and only with them")
+        if (self.strategy in ("group", "tensor_group", "super_group")) != (self.group_size is not None):
+            raise ValueError("`group_size` goes with a `strategy` of groups, and only with one")
+        if self.strategy == "super_group" and _SUPER.get(self.num_bits) != (self.group_size, self.symmetric):
+            known = ", ".join(f"{bits} ({size})" for bits, (size, _) in _SUPER.items())
+            raise ValueError(
+                f"`strategy: super_group` has these bits (and group_size): {known}; those of 3 and 6 are symmetric"
+            )
         if (self.strategy == "block") != (self.block_structure is not None):
             raise ValueError("`block_structure: [rows, columns]` goes with `strategy: block`, and only with it")
         if self.block_structure is not None and min(self.block_structure) < 1:
@@ -79,6 +87,8 @@ class QuantArgs(BaseModel):
                 "4-bit floats are NVFP4 (`strategy: tensor_group, group_size: 16`) or "
                 "MXFP4 (`strategy: group, group_size: 32`)"
             )
+        if self.strategy == "super_group":
+            raise ValueError("`strategy: super_group` is for integers")
         if self.num_bits == 8 and self.strategy == "tensor_group":
             raise ValueError("`strategy: tensor_group` is for 4-bit floats (NVFP4)")
 
@@ -102,11 +112,19 @@ class QuantArgs(BaseModel):
         return (1 << (self.num_bits - 1)) - 1
 
     @property
-    def scale_kind(self) -> Literal["bfloat16", "e4m3", "e8m0"]:
-        """What a scale is stored as: bfloat16; E4M3 under a scale of the tensor; a power of two (E8M0)."""
+    def scale_kind(self) -> Literal["bfloat16", "e4m3", "e8m0", "steps"]:
+        """What a scale is stored as: bfloat16; E4M3 under a scale of the tensor; a power of two (E8M0); steps."""
+        if self.strategy == "super_group":
+            return "steps"
         if self.type == "int" or self.num_bits == 8:
             return "bfloat16"
         return "e4m3" if self.strategy == "tensor_group" else "e8m0"
+
+    @property
+    def most_steps(self) -> int:
+        """The largest scale of a group, in steps of its super-group."""
+        assert self.strategy == "super_group"
+        return {2: 15, 3: 31, 6: 127}.get(self.num_bits, 63)
 
     def span(self, in_features: int) -> int:
         """How many neighbouring input values of a row share a scale."""
@@ -156,7 +174,8 @@ class Scheme(BaseModel):
     @property
     def regroups(self) -> bool:
         """Whether its weights may be cut into other groups."""
-        return self.weights.type == "int" and self.input_activations is None
+        w = self.weights
+        return w.type == "int" and w.strategy != "super_group" and self.input_activations is None
 
     def with_group_size(self, group_size: int) -> Self:
         """The same scheme with other groups."""
@@ -192,12 +211,13 @@ def _grain(args: QuantArgs) -> str:
 def misfit(scheme: Scheme, shape: tuple[int, int]) -> str | None:
     """Why a weight of `shape` [O, I] cannot be coded so: what does not divide what; None when it can."""
     w = scheme.weights
-    rows, columns = w.block_structure or (1, w.span(shape[1]))
+    rows, columns = w.block_structure or (1, SUPER if w.strategy == "super_group" else w.span(shape[1]))
     if shape[0] % rows == 0 and shape[1] % columns == 0:
         return None
     if w.block_structure:
         return f"block_structure [{rows}, {columns}] does not divide its {shape[0]} rows and {shape[1]} columns"
-    return f"group_size {columns} does not divide its input width {shape[1]}"
+    what = "a super-group of 256 columns" if w.strategy == "super_group" else f"group_size {columns}"
+    return f"{what} does not divide its input width {shape[1]}"
 
 
 def scale_count(args: QuantArgs, shape: tuple[int, int]) -> int:
@@ -253,6 +273,13 @@ def _float4(strategy: Strategy, group_size: int) -> Scheme:
     return Scheme(weights=QuantArgs(num_bits=4, type="float", strategy=strategy, group_size=group_size))
 
 
+def _super(num_bits: int) -> Scheme:
+    size, symmetric = _SUPER[num_bits]
+    return Scheme(weights=QuantArgs(num_bits=num_bits, symmetric=symmetric, strategy="super_group", group_size=size))
+
+
+K_QUANTS: dict[str, Scheme] = {f"Q{bits}_K": _super(bits) for bits in _SUPER}  # llama.cpp's
+
 PRESETS: dict[str, Scheme] = {
     "W2A16": _int(2, 128),
     "W3A16": _int(3, 128),
@@ -266,6 +293,7 @@ PRESETS: dict[str, Scheme] = {
     "FP8_BLOCK": _eight("float", "block", "group", 128),
     "NVFP4A16": _float4("tensor_group", 16),
     "MXFP4A16": _float4("group", 32),
+    **K_QUANTS,
 }
 
 KV_CACHES: dict[str, QuantArgs] = {"FP8": QuantArgs(num_bits=8, type="float", strategy="tensor")}

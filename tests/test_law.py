@@ -29,11 +29,12 @@ ROOT = Path(compress.__file__).parent
 
 # The one import order: a module imports only from the lines above it, or to its left.
 ORDER = """
-errors files paths tables workers
+errors files paths tables workers shards
 schemes numerics activations
 evaluation evaluation.memory evaluation.metrics evaluation.text
 methods methods.base methods.scale_search methods.rounding methods.rtn methods.gptq methods.awq methods.smoothquant
 formats formats.base formats.compressed_tensors formats.gptq formats.awq formats.fp8 formats.dense
+formats.gguf_facts formats.gguf_words formats.gguf_file formats.gguf
 models models.family models.surgery
 models.falcon models.gemma2 models.gemma3_text models.gpt2 models.gpt_neox models.llama models.mistral models.olmo2
 models.opt models.phi3 models.qwen2 models.qwen3
@@ -42,7 +43,7 @@ models.load models.shapes models.digest
 calibration calibration.files calibration.tokens calibration.embedded calibration.hub_sets calibration.data
 calibration.chain calibration.stats calibration.walk
 recipe plan_rows plan_checks plan plan_text
-shards artifact
+artifact
 runtimes runtimes.hf runtimes.draw
 evaluation.intervals evaluation.stream evaluation.suite evaluation.cost evaluation.fidelity evaluation.worker
 evaluation.speed evaluation.likelihood evaluation.compare evaluation.accuracy
@@ -59,7 +60,7 @@ LIBRARIES = {
     "altair": ["evaluation/charts.py", "evaluation/draw.py", "evaluation/marks.py"],
     "compressed_tensors": ["formats/compressed_tensors.py"],
     "datasets": ["calibration/hub_sets.py"],
-    "gguf": ["formats/gguf.py", "models/packaged.py"],
+    "gguf": ["formats/gguf", "models/packaged.py"],
     "greenlet": ["calibration/walk.py"],
     "jsonschema": ["evaluation/report.py"],
     "lm_eval": ["evaluation/accuracy.py"],

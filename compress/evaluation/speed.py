@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from compress.errors import CompressError, nearest
 from compress.evaluation import memory
 from compress.evaluation.metrics import Row, Subject, row
+from compress.models.files import weight_files
 from compress.runtimes import RUNTIMES
 from compress.tables import resolve
 from compress.workers import call, serve
@@ -277,7 +278,7 @@ def _time_point(runtime: "Runtime", point: Point, tokens_BT: Any, repeats: int, 
 
 def _read_through(path: Path) -> str:
     """Read the weights once, so that loading is timed from memory in every round; says what it did."""
-    files = sorted(path.glob("*.safetensors"))
+    files = weight_files(path)
     if sum(file.stat().st_size for file in files) > memory.available_memory_bytes() // 2:
         return "as found"
     for file in files:

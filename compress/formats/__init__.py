@@ -5,5 +5,6 @@ FORMATS: dict[str, str] = {
     "gptq": "compress.formats.gptq:GPTQ",
     "awq": "compress.formats.awq:AWQ",
     "fp8": "compress.formats.fp8:FP8",
+    "gguf": "compress.formats.gguf:GGUF",
     "dense": "compress.formats.dense:DENSE",
 }

@@ -1,7 +1,8 @@
 """What an on-disk format is: a pair of pure codecs, a predicate and the words for config.json."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,6 +11,7 @@ from torch import Tensor
 from compress.errors import CompressError
 from compress.numerics import QuantizedWeight
 from compress.schemes import QuantArgs, Scheme
+from compress.shards import StoredTensor
 
 INPUT_SCALE = "input_scale"  # the part of a coded weight that holds its inputs' static scale
 
@@ -23,6 +25,11 @@ def no_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The `files` of formats that config.json says all of."""
     del settings
     return {}
+
+
+def refuses_none(config: Mapping[str, Any], folder: Path | None) -> None:
+    """The `refuses` of formats that hold every model whose weights they hold."""
+    del config, folder
 
 
 def fits(shape: tuple[int, int]) -> None:
@@ -53,6 +60,10 @@ class Format:
         files: quantization_config to other files that old loaders read, by name; plain data, written as JSON.
         parts: names, below the module's, of the tensors that stand for a coded weight and its inputs' static scale.
         packs: whether coded weights take less room on disk.
+        refuses: (config.json, the model's folder where it is here) why its loaders would not compute this model, or not
+            read its tokenizer; None when they do.
+        close: writes the whole checkpoint into a folder, in a file of its own kind: (folder, the model's tensors by
+            their modules' names, config.json, the folder of the tokenizer, the model's name); None for safetensors.
         transposed: whether its loaders read layers that checkpoints store as [I, O] (GPT-2's Conv1D).
     """
 
@@ -71,6 +82,8 @@ class Format:
     read_cache: Callable[[Mapping[str, Any]], QuantArgs | None] = no_cache
     files: Callable[[Mapping[str, Any]], dict[str, Any]] = no_files
     misfit: Callable[[tuple[int, int]], str | None] = fits
+    refuses: Callable[[Mapping[str, Any], Path | None], str | None] = refuses_none
+    close: Callable[[Path, Sequence[StoredTensor], Mapping[str, Any], Path, str], None] | None = None
     packs: bool = True
     transposed: bool = False
     holds_cache: bool = False

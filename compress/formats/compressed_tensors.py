@@ -69,6 +69,8 @@ def can_write(scheme: Scheme, model_type: str = "") -> str | None:
         return "its groups follow the columns' order; use `actorder: static`"
     if model_type in EXPANDED_ONLY and scheme.input_activations is not None:
         return f"transformers 5.24 loads a quantized {model_type} only expanded, and then activations are not quantized"
+    if scheme.weights.strategy == "super_group":
+        return "it has no words for super-groups (K-quants)"
     if layout(scheme) == "pack-quantized" and scheme.weights.strategy == "tensor":
         return "pack-quantized holds groups and channels, not one scale for a whole tensor"
     return None

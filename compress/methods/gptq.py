@@ -30,7 +30,7 @@ from torch import Tensor
 from compress.methods.base import Method, StepConfig
 from compress.methods.rounding import solve_together
 from compress.methods.scale_search import minmax_qparams, search_qparams
-from compress.numerics import QuantizedWeight, code_dtype, quantize, tensor_scale
+from compress.numerics import QuantizedWeight, code_dtype, quantize, tensor_scale, zero_dtype
 from compress.schemes import QuantArgs, Scheme
 
 _LAZY_BLOCK = 128  # columns whose updates to the rest are made by one matrix product
@@ -85,7 +85,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
         return minmax_qparams(w, args, global_scale)
 
     scale_OG, zero_OG = ranges(w_OI, diagonal_I)
-    in_order = config.actorder != "static" and args.group_size is not None
+    in_order = config.actorder != "static" and args.strategy in ("group", "tensor_group")
     sorted_I = diagonal_I[order_I]
     group_I = (order_I if config.actorder == "static" else torch.arange(in_features)) // args.span(in_features)
     coded = _sweep(
@@ -101,7 +101,7 @@ def solve(w_OI: Tensor, gram_II: Tensor, args: QuantArgs, config: GptqConfig) ->
     notes = [f"dead_columns: {int(dead_I.sum())}"] if bool(dead_I.any()) else []
     if damping > config.damping:
         notes.append(f"damping: {damping:g}")
-    zero = None if coded.params.zero_GO is None else coded.params.zero_GO.t().to(torch.int8).contiguous()
+    zero = None if coded.params.zero_GO is None else coded.params.zero_GO.t().to(zero_dtype(args)).contiguous()
     scale = coded.params.scale_GO.t().contiguous()
     g_idx_I = None
     if config.actorder == "group" and in_order:

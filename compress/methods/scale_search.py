@@ -17,7 +17,7 @@ may clip.
 import torch
 from torch import Tensor
 
-from compress.numerics import qparams, quantize, tensor_scale
+from compress.numerics import qparams, quantize, scale_rows, tensor_scale
 from compress.schemes import QuantArgs
 
 # Low bits want narrow ranges: the optimal clip of a Gaussian is 1.0 sigma at 2 bits and 2.5 at 4.
@@ -31,7 +31,7 @@ def minmax_qparams(w_OI: Tensor, args: QuantArgs, global_scale: Tensor | None = 
     """Scale and zero point [O, G] of the plain range of each group ([1, 1] for strategy "tensor").
 
     Args:
-        global_scale: with strategy "tensor_group" the tensor's own scale, by default `tensor_scale(w_OI)`.
+        global_scale: what the groups' scales are told in, by default `tensor_scale(w_OI)`.
     """
     if args.strategy == "tensor":
         return qparams(w_OI.min().view(1, 1), w_OI.max().view(1, 1), args)
@@ -54,13 +54,13 @@ def _global_scale(w_OI: Tensor, args: QuantArgs, given: Tensor | None) -> Tensor
 def search_qparams(
     w_OI: Tensor, weighting: Tensor | None, args: QuantArgs, global_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Scale float32 [O, G] and zero point int8 [O, G] (None when symmetric) of least weighted error.
+    """Scale float32 [O, G] and zero point [O, G] (None when symmetric) of least weighted error.
 
     Args:
         w_OI: float32 weights.
         weighting: float32 Gram matrix [I, I] of the inputs, or only its diagonal [I]; None counts columns alike.
         args: with strategies "tensor" and "block", and for 8-bit floats, the plain range is returned.
-        global_scale: with strategy "tensor_group" the tensor's own scale, by default `tensor_scale(w_OI)`.
+        global_scale: what the groups' scales are told in, by default `tensor_scale(w_OI)`.
     """
     if args.strategy in ("tensor", "block") or (args.type == "float" and args.num_bits == 8):
         return minmax_qparams(w_OI, args, global_scale)
@@ -69,8 +69,10 @@ def search_qparams(
     weights = _by_group(torch.ones(in_features) if weighting is None else weighting, args.span(in_features))
     rows = max(1, _CHUNK_VALUES // in_features)
     scales, zeros = [], []
-    for w_Oi in torch.split(w_OI, rows):
-        scale, zero = _search_rows(w_Oi.view(len(w_Oi), len(weights), -1), weights, args, global_scale)
+    for start in range(0, len(w_OI), rows):
+        w_Oi = w_OI[start : start + rows]
+        told = scale_rows(global_scale, start, start + rows)
+        scale, zero = _search_rows(w_Oi.view(len(w_Oi), len(weights), -1), weights, args, told)
         scales.append(scale)
         zeros.append(zero)
     zero_points = None if args.symmetric else torch.cat([z for z in zeros if z is not None])

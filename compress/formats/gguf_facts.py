@@ -1,0 +1,148 @@
+"""What a GGUF file says of a model's architecture, in llama.cpp's keys; and what of a config llama.cpp cannot compute.
+
+llama.cpp rotates neighbouring channels in its architecture `llama`, transformers the two halves of a head, so query and
+key rows of Llamas and Mistrals change places. It adds nothing to Gemma's norms, which transformers multiplies by 1 + w,
+so these are stored with the one added.
+
+Source: llama.cpp's own converter and loader (facts, not code), as of 2026-10.
+
+Left out: sliding windows outside Gemma 3 (llama.cpp has none for these architectures; a Mistral's context is cut to its
+window, within which they are the same); rotary scalings other than linear, Llama 3's and YaRN.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+_PATTERN = 6  # of Gemma 3's blocks every sixth sees everything; llama.cpp has that built in, as the local theta
+_LOCAL_THETA = 10_000.0
+_ROTATIONS = ("default", "linear", "llama3", "yarn")
+_GEMMA_27B_BLOCKS = 62  # whose scores llama.cpp scales by the hidden size, not by the head's
+
+
+def rotation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary embedding's parameters, wherever config.json has them (Gemma 3: of blocks that see everything)."""
+    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    said = said.get("full_attention", said)
+    kind = said.get("rope_type") or said.get("type") or "default"
+    theta = said.get("rope_theta") or config.get("rope_theta") or 10_000.0
+    return {**said, "rope_type": kind, "rope_theta": float(theta)}
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """Channels of an attention head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """What of a model llama.cpp does not compute as transformers does; None when there is nothing."""
+    kind = rotation(config)["rope_type"]
+    if kind not in _ROTATIONS:
+        return f"its rotary embedding is of the kind {kind!r}; {', '.join(_ROTATIONS)} are written"
+    checks = {"qwen2": _refusal_of_qwen, "qwen3": _refusal_of_qwen, "gemma3_text": _refusal_of_gemma}
+    check = checks.get(config["model_type"])
+    activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    wanted = "gelu_pytorch_tanh" if config["model_type"] == "gemma3_text" else "silu"
+    if activation != wanted:
+        return f"llama.cpp computes this architecture with {wanted}, not {activation}"
+    return check(config) if check else None
+
+
+def _refusal_of_qwen(config: Mapping[str, Any]) -> str | None:
+    if config.get("use_sliding_window"):
+        return "it uses a sliding window, which llama.cpp does not have for Qwen"
+    return "its attention has biases, which llama.cpp does not know" if config.get("attention_bias") else None
+
+
+def _refusal_of_gemma(config: Mapping[str, Any]) -> str | None:
+    blocks = int(config["num_hidden_layers"])
+    pattern = ["full_attention" if (i + 1) % _PATTERN == 0 else "sliding_attention" for i in range(blocks)]
+    if config.get("layer_types") not in (None, pattern):
+        return "its blocks alternate otherwise than every sixth seeing everything, which llama.cpp takes for granted"
+    local = (config.get("rope_parameters") or {}).get("sliding_attention", {})
+    theta = local.get("rope_theta") or config.get("rope_local_base_freq") or _LOCAL_THETA
+    if theta != _LOCAL_THETA or local.get("rope_type", "default") != "default":
+        return f"its local rotary embedding has theta {theta:g}; llama.cpp takes 10000 for granted"
+    size = config["hidden_size"] // config["num_attention_heads"] if blocks == _GEMMA_27B_BLOCKS else head_size(config)
+    if config.get("query_pre_attn_scalar", 256) != size:
+        return f"query_pre_attn_scalar is {config['query_pre_attn_scalar']}; llama.cpp takes {size} for granted"
+    odd = [key for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_bias") if config.get(key)]
+    return f"it has {odd[0]}, which llama.cpp does not know of Gemma 3" if odd else None
+
+
+def context_length(config: Mapping[str, Any]) -> int:
+    """Tokens within which llama.cpp computes what transformers does."""
+    longest = int(config["max_position_embeddings"])
+    window = config.get("sliding_window")
+    return min(longest, int(window)) if window and config["model_type"] == "mistral" else longest
+
+
+def describe(writer: Any, config: Mapping[str, Any]) -> None:
+    """Adds the architecture's keys to a GGUFWriter."""
+    heads, size, rotary = int(config["num_attention_heads"]), head_size(config), rotation(config)
+    writer.add_context_length(context_length(config))
+    writer.add_embedding_length(int(config["hidden_size"]))
+    writer.add_block_count(int(config["num_hidden_layers"]))
+    writer.add_feed_forward_length(int(config["intermediate_size"]))
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(int(config.get("num_key_value_heads") or heads))
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", 1e-6)))
+    writer.add_vocab_size(int(config["vocab_size"]))
+    writer.add_rope_freq_base(rotary["rope_theta"])
+    writer.add_rope_dimension_count(size)
+    if config["model_type"] == "gemma3_text":
+        writer.add_sliding_window(int(config["sliding_window"]))
+    if rotary["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(_scaling_type(rotary["rope_type"]))
+        writer.add_rope_scaling_factor(float(rotary["factor"]))
+    if rotary["rope_type"] == "yarn":
+        before = rotary.get("original_max_position_embeddings") or config["max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(int(before))
+
+
+def _scaling_type(name: str) -> Any:
+    from gguf import RopeScalingType
+
+    return RopeScalingType(name)
+
+
+def frequency_factors(config: Mapping[str, Any]) -> Tensor | None:
+    """What Llama 3's scaling divides each rotary frequency by, float32 [head/2]; None without that scaling.
+
+    Long wavelengths are stretched by `factor`, short ones left, those between interpolated.
+    """
+    said = rotation(config)
+    if said["rope_type"] != "llama3":
+        return None
+    factor, low, high = (float(said[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    before, size = float(said["original_max_position_embeddings"]), head_size(config)
+    frequency = said["rope_theta"] ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    turns = before * frequency / (2 * math.pi)  # within the context that the model was first trained on
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    factors_F: Tensor = 1 / ((1 - smooth) / factor + smooth)
+    return factors_F.float()
+
+
+def heads_of(module: str, config: Mapping[str, Any]) -> int | None:
+    """Heads whose rows change places in a layer's weight and bias; None where they stay."""
+    if ARCHITECTURES[config["model_type"]] != "llama":
+        return None
+    heads = int(config["num_attention_heads"])
+    found = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
+    return found.get(module.rsplit(".", 1)[-1])
+
+
+def rotated(heads: int, rows: int) -> Tensor:
+    """Which of a layer's rows stand where in the file: the halves of each head alternate, int64 [rows]."""
+    return torch.arange(rows).view(heads, 2, -1).transpose(1, 2).reshape(-1)
+
+
+def adds_one(module: str, config: Mapping[str, Any]) -> bool:
+    """Whether a weight is stored with one added."""
+    return config["model_type"] == "gemma3_text" and module.endswith("norm")
