@@ -84,7 +84,7 @@ def card(
         shared=[(key, known[key]) for key in _SHARED if key in known], recipe_name=recipe_name,
         recipe_yaml=recipe_yaml, notes=report["artifact"].get("notes") or [], pictures=pictures,
         packages=_packages(report), load=_load(report), serve=f"vllm serve {shlex.quote(plain(name))}",
-        vllm=reads_vllm(report),
+        vllm=reads_vllm(report), llama_cpp=_llama_cpp(report),
     )  # fmt: skip
 
 
@@ -98,7 +98,8 @@ def _front(report: Report, base_license: str | None) -> dict[str, Any]:
     base = report["base"]["name"]
     if base is not None and _HUB_NAME.fullmatch(base):
         front |= {"base_model": base, "base_model_relation": "quantized"}
-    front |= {"library_name": "transformers", **_license(report, base_license), "tags": _tags(report)}
+    library = "gguf" if report["artifact"].get("format") == "gguf" else "transformers"
+    front |= {"library_name": library, **_license(report, base_license), "tags": _tags(report)}
     front["pipeline_tag"] = "text-generation"
     results = _results(report)
     if results:
@@ -180,6 +181,18 @@ _PACKAGES = {"compressed-tensors": ("compressed-tensors",), "gptq": ("optimum", 
 
 def _packages(report: Report) -> str:
     return " ".join(["transformers", *_PACKAGES.get(str(report["artifact"].get("format")), ())])
+
+
+def _llama_cpp(report: Report) -> str | None:
+    """How llama.cpp and Ollama run a GGUF file; None for any other format."""
+    if report["artifact"].get("format") != "gguf":
+        return None
+    name = shlex.quote(plain(report["artifact"]["name"]).lower())
+    return "\n".join([
+        'llama-cli -m model.gguf -p "The river rises" -n 32', "",
+        'echo "FROM ./model.gguf" > Modelfile', f"ollama create {name} -f Modelfile",
+        f'ollama run {name} "The river rises"',
+    ])  # fmt: skip
 
 
 def _load(report: Report) -> str:

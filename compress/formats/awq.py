@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import LEAST_HALF, Format, integer_scheme, thirty_twos
+from compress.formats.base import DECODED, LEAST_HALF, Format, integer_scheme, thirty_twos
 from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme
 
@@ -40,7 +40,7 @@ def can_mix(schemes: Collection[Scheme]) -> str | None:
 def caveat(scheme: Scheme, model_type: str = "") -> str:
     """What loaders need."""
     del scheme, model_type
-    return "transformers reads the format awq with the package gptqmodel"
+    return f"transformers reads the format awq with the package gptqmodel; {DECODED}"
 
 
 def weight_bytes(scheme: Scheme, shape: tuple[int, int]) -> int:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from compress.errors import CompressError
 from compress.formats import gguf_facts, gguf_file, gguf_words
-from compress.formats.base import LEAST_HALF, Format
+from compress.formats.base import DECODED, LEAST_HALF, Format
 from compress.formats.gguf_file import FILE
 from compress.numerics import QuantizedWeight
 from compress.schemes import SUPER, QuantArgs, Scheme
@@ -93,14 +93,15 @@ def misfit(shape: tuple[int, int]) -> str | None:
     return f"{shape[1]} is no multiple of 32" if shape[1] % BLOCK else None
 
 
-def caveat(scheme: Scheme, model_type: str = "") -> str | None:
-    """What the blocks cost beyond the codes' own bits."""
+def caveat(scheme: Scheme, model_type: str = "") -> str:
+    """How it is measured here, and what the blocks cost beyond the codes' own bits."""
     del model_type
     args = scheme.weights
     name = block_type(args, args.group_size or SUPER)
+    told = f"llama.cpp computes from the format gguf as it is; {DECODED}"
     if name is None or _CODE_BITS[name] == args.num_bits:
-        return None
-    return f"format gguf: codes of {args.num_bits} bits lie in blocks of {name}, which have room for {_CODE_BITS[name]}"
+        return told
+    return f"{told}; codes of {args.num_bits} bits lie in blocks of {name}, which have room for {_CODE_BITS[name]}"
 
 
 def weight_bytes(scheme: Scheme, shape: tuple[int, int]) -> int:
@@ -396,7 +397,7 @@ def read_config(settings: Mapping[str, Any], linears: list[str]) -> dict[str, Sc
 
 GGUF = Format(
     name="gguf",
-    loaders=("llama.cpp", "Ollama", "LM Studio", "transformers (expanded)"),
+    loaders=("llama.cpp", "Ollama"),
     can_write=can_write,
     can_mix=can_mix,
     misfit=misfit,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import LEAST_HALF, Format, integer_scheme, thirty_twos
+from compress.formats.base import DECODED, LEAST_HALF, Format, integer_scheme, thirty_twos
 from compress.numerics import QuantizedWeight, dequantize, pack_int32, unpack_int32
 from compress.schemes import QuantArgs, Scheme
 
@@ -42,7 +42,7 @@ def can_mix(schemes: Collection[Scheme]) -> str | None:
 def caveat(scheme: Scheme, model_type: str = "") -> str:
     """What loaders need."""
     del scheme, model_type
-    return "transformers reads the format gptq with the packages optimum and gptqmodel"
+    return f"transformers reads the format gptq with the packages optimum and gptqmodel; {DECODED}"
 
 
 def weight_bytes(scheme: Scheme, shape: tuple[int, int]) -> int:

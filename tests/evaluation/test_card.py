@@ -120,6 +120,16 @@ def test_asymmetric_weights_are_loaded_as_they_must_be() -> None:
     assert "pip install transformers`" in body
 
 
+def test_a_gguf_file_is_run_by_llama_cpp() -> None:
+    report = make_report([], format="gguf", loaders=["llama.cpp", "Ollama"])
+    front, body = parts(card(report, "r", "", None))
+    assert front["library_name"] == "gguf"
+    assert "llama-cli -m model.gguf" in body
+    assert f"ollama create {report['artifact']['name']} -f Modelfile" in body
+    assert "from_pretrained" not in body
+    assert "vllm" not in body
+
+
 def test_one_checkpoint() -> None:
     front, body = parts(card(make_lone(), "r", None, "mit"))
     assert "base_model" not in front

@@ -143,7 +143,7 @@ def test_what_it_cannot_hold() -> None:
     assert gguf.misfit((8, 100)) == "100 is no multiple of 32"
     assert gguf.misfit((7, 96)) is None
     assert "room for 4" in str(gguf.caveat(scheme_of(3, 64)))
-    assert gguf.caveat(scheme_of(4, 64)) is None
+    assert "room for" not in gguf.caveat(scheme_of(4, 64))
 
 
 def test_blocks_that_are_not_the_schemes() -> None:

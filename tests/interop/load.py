@@ -53,10 +53,12 @@ def auto_gptq(path: str) -> Any:
     """AutoGPTQ's own loader and layers; its kernels for a GPU are switched off."""
     from auto_gptq import AutoGPTQForCausalLM
 
-    return AutoGPTQForCausalLM.from_quantized(
+    model = AutoGPTQForCausalLM.from_quantized(
         path, device="cpu", use_safetensors=True, disable_exllama=True, disable_exllamav2=True,
         inject_fused_attention=False, inject_fused_mlp=False, torch_dtype=torch.float32,
     ).model  # fmt: skip
+    model.tie_weights()  # it leaves a tied head unset
+    return model
 
 
 def autoawq(path: str) -> Any:
