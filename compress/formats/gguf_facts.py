@@ -21,6 +21,7 @@ ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3"
 _PATTERN = 6  # of Gemma 3's blocks every sixth sees everything; llama.cpp has that built in, as the local theta
 _LOCAL_THETA = 10_000.0
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
+_YARN_EXTRAS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _GEMMA_27B_BLOCKS = 62  # whose scores llama.cpp scales by the hidden size, not by the head's
 
 
@@ -40,7 +41,10 @@ def head_size(config: Mapping[str, Any]) -> int:
 
 def refusal(config: Mapping[str, Any]) -> str | None:
     """What of a model llama.cpp does not compute as transformers does; None when there is nothing."""
-    kind = rotation(config)["rope_type"]
+    said = rotation(config)
+    kind = said["rope_type"]
+    if kind == "yarn" and (odd := [key for key in _YARN_EXTRAS if said.get(key) is not None]):
+        return f"its YaRN scaling sets {odd[0]}, which is not written"
     if kind not in _ROTATIONS:
         return f"its rotary embedding is of the kind {kind!r}; {', '.join(_ROTATIONS)} are written"
     checks = {"qwen2": _refusal_of_qwen, "qwen3": _refusal_of_qwen, "gemma3_text": _refusal_of_gemma}

@@ -143,6 +143,7 @@ def test_llama_3s_frequencies() -> None:
     ("family", "changed", "why"),
     [
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "kind 'dynamic'"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 16}}, "sets beta_fast"),
         ("llama", {"hidden_act": "gelu"}, "with silu, not gelu"),
         ("qwen2", {"use_sliding_window": True}, "sliding window"),
         ("qwen3", {"attention_bias": True}, "biases"),

@@ -55,8 +55,9 @@ CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "qwen2 gptq Q4_K": ("qwen2", {"method": "gptq", "scheme": "Q4_K"}, ["gguf"]),
     "qwen2 rtn Q6_K": ("qwen2", {"method": "rtn", "scheme": "Q6_K"}, ["gguf"]),
     "qwen3 gptq W4A16": ("qwen3", {"method": "gptq", "scheme": "W4A16"}, [*INTEGERS, "gguf"]),
-    "gemma3 gptq W4A16": ("gemma3_text", {"method": "gptq", "scheme": "W4A16"}, [*INTEGERS, "gguf"]),
-    "llama3 gptq W4A16": ("llama", {"method": "gptq", "scheme": "W4A16"}, ["gguf"]),
+    "gemma3 gptq W4A16": ("gemma3", {"method": "gptq", "scheme": "W4A16"}, [*INTEGERS, "gguf"]),
+    "llama3 gptq W4A16": ("llama3", {"method": "gptq", "scheme": "W4A16"}, ["gguf"]),
+    "yarn gptq W4A16": ("yarn", {"method": "gptq", "scheme": "W4A16"}, ["gguf"]),
 }  # fmt: skip
 # Random models with SmolLM2's tokenizer: what their configs say beyond the common.
 _COMMON = {
@@ -64,17 +65,23 @@ _COMMON = {
     "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 RANDOM: dict[str, dict[str, Any]] = {
-    "qwen2": {"tie_word_embeddings": False},  # untied, with biases
-    "qwen3": {"tie_word_embeddings": True, "head_dim": 128},
-    "gemma3_text": {
-        "tie_word_embeddings": True, "num_hidden_layers": 6, "head_dim": 256, "query_pre_attn_scalar": 256,
-        "sliding_window": 64,
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": False},  # untied, with biases
+    "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 128},
+    "gemma3": {
+        "model_type": "gemma3_text", "tie_word_embeddings": True, "num_hidden_layers": 6, "head_dim": 256,
+        "query_pre_attn_scalar": 256, "sliding_window": 64,
     },
-    "llama": {
-        "tie_word_embeddings": False,
+    "llama3": {
+        "model_type": "llama", "tie_word_embeddings": False,
         "rope_parameters": {
             "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 512,
+        },
+    },
+    "yarn": {
+        "model_type": "llama", "tie_word_embeddings": True, "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512,
         },
     },
 }  # fmt: skip
@@ -84,21 +91,21 @@ PROMPT = (
 TOLERANCE = 0.03  # nats a token, of the mean loss: bfloat16 layers against float32
 
 
-def random_model(family: str, folder: Path, words: Path) -> Path:
+def random_model(name: str, folder: Path, words: Path) -> Path:
     """A model of random weights, every one of which matters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(family, **{**_COMMON, **RANDOM[family]})
+    config = AutoConfig.for_model(**{**_COMMON, **RANDOM[name]})
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        for name, parameter in model.named_parameters():
-            scale = 0.5 if name.endswith("bias") else 0.08
-            neutral = 1.0 if "norm" in name and family != "gemma3_text" else 0.0
-            parameter.data.normal_(neutral, 0.1 if "norm" in name else scale)
+        for part, parameter in model.named_parameters():
+            scale = 0.5 if part.endswith("bias") else 0.08
+            neutral = 1.0 if "norm" in part and name != "gemma3" else 0.0
+            parameter.data.normal_(neutral, 0.1 if "norm" in part else scale)
     model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(words / name, folder / name)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(words / file, folder / file)
     return folder
 
 
