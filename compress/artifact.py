@@ -17,15 +17,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from compress.activations import wire_cache, wire_inputs
-from compress.calibration.walk import TRACE, State
+from compress.calibration.state import TRACE, State
 from compress.errors import CompressError
 from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import INPUT_SCALE, Format
+from compress.models.checkpoint import Checkpoint, open_checkpoint
 from compress.models.digest import remembered_digest
 from compress.models.family import ModelFamily
 from compress.models.files import INDEX, check_weights
-from compress.models.load import Checkpoint, Reader, StreamedModel, linears, open_checkpoint, open_model
+from compress.models.load import Reader, StreamedModel, linears, open_model
 from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
 from compress.shards import StoredTensor, stored_tensors, write_checkpoint
 from compress.tables import resolve

@@ -29,8 +29,9 @@ from compress.files import replace
 from compress.formats import FORMATS
 from compress.formats.base import Format
 from compress.measure import Progress, publish, size_rows
+from compress.models.checkpoint import Checkpoint, open_checkpoint
 from compress.models.files import check_weights
-from compress.models.load import Checkpoint, StreamedModel, linears, open_checkpoint, open_model
+from compress.models.load import StreamedModel, linears, open_model
 from compress.pipeline import Outcome
 from compress.plan import read_plan
 from compress.schemes import Scheme

@@ -21,16 +21,9 @@ from compress.errors import CompressError, nearest
 from compress.evaluation.suite import Suite, load_suite
 from compress.formats import FORMATS
 from compress.formats.base import Format
+from compress.models.checkpoint import open_checkpoint
 from compress.models.files import max_positions
-from compress.models.load import (
-    Reader,
-    StreamedModel,
-    check_files,
-    check_tensors,
-    open_checkpoint,
-    open_model,
-    plain_reader,
-)
+from compress.models.load import Reader, StreamedModel, check_files, check_tensors, open_model, plain_reader
 from compress.models.shapes import shapes_of
 from compress.models.source import Source
 from compress.models.source import resolve as resolve_model

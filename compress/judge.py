@@ -15,9 +15,9 @@ from compress.evaluation import report
 from compress.evaluation.suite import Suite, load_suite
 from compress.job import check_device, weights_folder
 from compress.models.digest import folder_digest
-from compress.models.load import tokenizer
 from compress.models.source import Source
 from compress.models.source import resolve as resolve_model
+from compress.models.words import tokenizer
 from compress.pipeline import Outcome
 from compress.recipe import Evaluate
 from compress.windows import suite_tokens

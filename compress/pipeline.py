@@ -15,7 +15,8 @@ import torch
 
 from compress import artifact, keys, measure
 from compress.calibration.data import Windows
-from compress.calibration.walk import Smooth, State, WalkSpec, open_state, walk
+from compress.calibration.state import State, open_state
+from compress.calibration.walk import Smooth, WalkSpec, walk
 from compress.errors import CompressError
 from compress.evaluation import memory, questions, report
 from compress.evaluation.fidelity import compare_hidden, fidelity_rows

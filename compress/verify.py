@@ -16,10 +16,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from compress.artifact import CodedModel, decoding_reader, open_artifact, read_schemes
-from compress.calibration.walk import TRACE
+from compress.calibration.state import TRACE
 from compress.errors import CompressError
 from compress.evaluation.stream import stream
-from compress.models.load import StreamedModel, linears, open_checkpoint
+from compress.models.checkpoint import open_checkpoint
+from compress.models.load import StreamedModel, linears
 from compress.runtimes.hf import HfRuntime, is_decoded
 from compress.schemes import CACHE_SCALES
 from compress.workers import call, serve

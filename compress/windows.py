@@ -25,9 +25,7 @@ from compress.evaluation.suite import Suite
 from compress.files import replace
 from compress.job import Job, weights_folder
 from compress.models.files import max_positions
-from compress.models.load import (
-    tokenizer,
-)
+from compress.models.words import tokenizer
 from compress.runtimes.draw import draw
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from compress import activations
 from compress.activations import QuantizedInput, wire_inputs
 from compress.artifact import CodedModel, coded_activations, open_artifact
-from compress.calibration.walk import WalkSpec, open_state, walk
+from compress.calibration.state import open_state
+from compress.calibration.walk import WalkSpec, walk
 from compress.formats.compressed_tensors import COMPRESSED_TENSORS
 from compress.formats.dense import DENSE
 from compress.methods.rtn import RtnConfig, step

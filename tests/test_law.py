@@ -39,9 +39,9 @@ models models.family models.surgery
 models.falcon models.gemma2 models.gemma3_text models.gpt2 models.gpt_neox models.llama models.mistral models.olmo2
 models.opt models.phi3 models.qwen2 models.qwen3
 models.files models.kinds models.frame models.structure models.hub_files models.packaged models.source
-models.load models.shapes models.digest
+models.checkpoint models.words models.load models.shapes models.digest
 calibration calibration.files calibration.tokens calibration.embedded calibration.hub_sets calibration.data
-calibration.chain calibration.stats calibration.walk
+calibration.chain calibration.stats calibration.state calibration.walk
 recipe plan_rows plan_checks plan plan_text
 artifact
 runtimes runtimes.hf runtimes.draw

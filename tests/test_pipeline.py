@@ -17,8 +17,8 @@ from compress.errors import CompressError
 from compress.evaluation.report import read
 from compress.evaluation.stream import stream
 from compress.methods import METHODS
+from compress.models.checkpoint import open_checkpoint
 from compress.models.files import weight_files
-from compress.models.load import open_checkpoint
 from compress.schemes import K_QUANTS, PRESETS
 from compress.verify import Request, Unverified, examine
 from tests.conftest import STRUCTURES, MakeTiny

@@ -31,7 +31,8 @@ from lm_eval.tasks import TaskManager
 from compress.errors import CompressError, nearest
 from compress.evaluation.likelihood import WINDOW, Tokens, score
 from compress.models.files import max_positions
-from compress.models.load import hush, tokenizer
+from compress.models.load import hush
+from compress.models.words import tokenizer
 from compress.paths import data_dir
 from compress.runtimes import RUNTIMES
 from compress.tables import resolve

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from compress.files import replace
-from compress.models.load import open_checkpoint
+from compress.models.checkpoint import open_checkpoint
 from compress.paths import cache_dir
 
 

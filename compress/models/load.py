@@ -11,10 +11,9 @@ Left out: checkpoints whose weights are cut or stacked otherwise than the module
 """
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,71 +22,18 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from compress.errors import CompressError
-from compress.formats import gguf_file
 from compress.models import FAMILIES
+from compress.models.checkpoint import Checkpoint, open_checkpoint
 from compress.models.family import ModelFamily
-from compress.models.files import INDEX, SINGLE, check_weights, is_gguf, read_json
+from compress.models.files import check_weights
 from compress.models.frame import Call, Head, inner_name, run_frame
 from compress.models.kinds import OTHER_MODEL, check_kind
 from compress.models.structure import infer
+from compress.models.words import check_generation, tokenizer
 from compress.numerics import has_bf16_matrix_unit
 from compress.tables import resolve
 
-_WORDS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.model")
-_WORDS_HINT = "put the model's tokenizer.json and tokenizer_config.json into the folder"
 _DERIVED = ".rotary_emb.inv_freq"  # older checkpoints store it; the architecture computes it
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A folder of safetensors files, or one with a GGUF file: which tensor lies in which file.
-
-    Attributes:
-        folder: where they are.
-        files: tensors to files.
-        spelled: names in the files, of tensors that are named otherwise here.
-        transposed: weights that are stored as [I, O]; `read` gives [O, I].
-    """
-
-    folder: Path
-    files: Mapping[str, str]
-    spelled: Mapping[str, str] = field(default_factory=dict)
-    transposed: frozenset[str] = frozenset()
-
-    def read(self, names: list[str]) -> dict[str, Tensor]:
-        """The named tensors, in the dtype in which they are stored."""
-        tensors: dict[str, Tensor] = {}
-        for file in sorted({self.files[name] for name in names}):
-            if file == gguf_file.FILE:
-                tensors |= {name: gguf_file.read(self.folder / file, name) for name in names}
-                continue
-            with safe_open(self.folder / file, framework="pt", backend="pread") as handle:
-                for name in names:
-                    if self.files[name] == file:
-                        tensor = handle.get_tensor(self.spelled.get(name, name))
-                        tensors[name] = tensor.t().contiguous() if name in self.transposed else tensor
-        return tensors
-
-    def below(self, prefix: str) -> list[str]:
-        """Names of the tensors under a module."""
-        return sorted(name for name in self.files if name.startswith(prefix + "."))
-
-
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Reads the headers of a folder's weights.
-
-    Raises:
-        CompressError: the folder has no safetensors weights, and no GGUF file of ours.
-    """
-    single, index = folder / SINGLE, folder / INDEX
-    if is_gguf(folder):
-        return Checkpoint(folder, dict.fromkeys(gguf_file.contents(folder / gguf_file.FILE), gguf_file.FILE))
-    if not single.is_file() and index.is_file():
-        return Checkpoint(folder, json.loads(index.read_text())["weight_map"])
-    if not single.is_file():
-        raise CompressError("no safetensors weights", where=str(folder), hint="name a folder that holds some")
-    with safe_open(single, framework="pt", backend="pread") as handle:
-        return Checkpoint(folder, dict.fromkeys(handle.keys(), single.name))
 
 
 def check_tensors(model: "StreamedModel", stored: Checkpoint) -> None:
@@ -405,61 +351,6 @@ def linears(model: nn.Module) -> Iterator[tuple[str, tuple[int, int], bool]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             yield name, (module.out_features, module.in_features), module.bias is not None
-
-
-def tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer.
-
-    Raises:
-        CompressError: there is none, or it cannot be read without running code.
-    """
-    from transformers import AutoTokenizer
-
-    if not any(path for pattern in _WORDS for path in folder.glob(pattern)):
-        raise CompressError(f"there is no tokenizer: none of {', '.join(_WORDS)}", where=str(folder), hint=_WORDS_HINT)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            read_json(folder / name)
-    with _TokenizerFaults(folder):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-class _TokenizerFaults:
-    """What loading a tokenizer raises, as ours; the library's compiled part raises nothing but a bare `Exception`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        known = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
-        if kind is Exception or isinstance(error, known):
-            said = " ".join(str(error).split())[:200]
-            raise CompressError(
-                f"the tokenizer cannot be loaded: {said}", where=str(self.folder), hint=_WORDS_HINT
-            ) from error
-
-
-def check_generation(folder: Path) -> None:
-    """Refuses a `generation_config.json` that would keep the finished model from loading.
-
-    Raises:
-        CompressError: it is not JSON, or its values are wrong.
-    """
-    from transformers import GenerationConfig
-
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return
-    settings = read_json(path)
-    try:
-        GenerationConfig.from_dict(settings).validate()
-    except (ValueError, TypeError, AttributeError) as error:
-        said = " ".join(str(error).split())[:200]
-        what = f"generation_config.json is refused by transformers: {said}"
-        raise CompressError(what, where=str(path), hint="correct it, or take it out of the folder") from error
 
 
 def hush() -> None:

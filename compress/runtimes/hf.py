@@ -29,7 +29,7 @@ from compress.activations import wire_inputs
 from compress.artifact import CodedModel, open_artifact, switch_cache_on
 from compress.errors import CompressError, nearest
 from compress.formats.compressed_tensors import EXPANDED_ONLY, import_library, read_cache
-from compress.models.load import open_checkpoint
+from compress.models.checkpoint import open_checkpoint
 
 _DECODED = ("gptq", "awq", "fp8", "gguf")
 DTYPES: dict[str, torch.dtype] = {

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.calibration.walk import Block, State, WalkSpec, open_state, walk
+from compress.calibration.state import State, open_state
+from compress.calibration.walk import Block, WalkSpec, walk
 from compress.models.load import StreamedModel, linears, open_model
 from compress.numerics import QuantizedWeight
 from compress.schemes import PRESETS, Scheme

@@ -26,7 +26,7 @@ from compress import pipeline
 from compress.artifact import open_artifact
 from compress.convert import convert
 from compress.evaluation.stream import stream
-from compress.models.load import tokenizer
+from compress.models.words import tokenizer
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("INTEROP", ".interop"))

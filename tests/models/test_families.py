@@ -15,9 +15,11 @@ from torch import nn
 
 from compress.errors import CompressError
 from compress.models import FAMILIES
+from compress.models.checkpoint import open_checkpoint
 from compress.models.frame import output_of
-from compress.models.load import StreamedModel, check_tensors, linears, open_checkpoint, open_model, tokenizer
+from compress.models.load import StreamedModel, check_tensors, linears, open_model
 from compress.models.shapes import shapes_of
+from compress.models.words import tokenizer
 
 TOKENS_NT = torch.randint(3, 300, (3, 24), generator=torch.Generator().manual_seed(1))
 VARIANTS = [(family, tied) for family in FAMILY_NAMES for tied in (True, False)]
