@@ -50,14 +50,19 @@ def gptqmodel(path: str) -> Any:
 
 
 def auto_gptq(path: str) -> Any:
-    """AutoGPTQ's own loader and layers; its kernels for a GPU are switched off."""
+    """AutoGPTQ's own loader and layers; its kernels for a GPU are switched off, tied embeddings put in by hand."""
     from auto_gptq import AutoGPTQForCausalLM
 
     model = AutoGPTQForCausalLM.from_quantized(
         path, device="cpu", use_safetensors=True, disable_exllama=True, disable_exllamav2=True,
         inject_fused_attention=False, inject_fused_mlp=False, torch_dtype=torch.float32,
     ).model  # fmt: skip
-    model.tie_weights()  # it leaves a tied head unset
+    if model.config.tie_word_embeddings:  # its loader leaves both at zero
+        from safetensors import safe_open
+
+        with safe_open(Path(path, "model.safetensors"), framework="pt") as file:
+            model.get_input_embeddings().weight.data.copy_(file.get_tensor("model.embed_tokens.weight"))
+        model.tie_weights()
     return model
 
 
