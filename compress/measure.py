@@ -13,9 +13,11 @@ from compress.evaluation import card, draw, memory, page, questions, report, spe
 from compress.evaluation.compare import Results, accuracy_rows, verdict
 from compress.evaluation.likelihood import WINDOW
 from compress.evaluation.metrics import METRICS, Row, row
+from compress.evaluation.rows import DIVERGENCE
 from compress.evaluation.suite import TASK_METRICS, Suite
 from compress.evaluation.worker import measure_fidelity, streamed
 from compress.files import replace
+from compress.paths import cache_dir
 from compress.plan import read_plan
 from compress.plan_text import plan_text
 from compress.runtimes.hf import parameter_count
@@ -26,8 +28,8 @@ Document = dict[str, Any]
 _READING = (  # what makes a model of a checkpoint
     "activations.py", "numerics.py", "schemes.py", "artifact.py", "formats/*.py", "models/*.py", "runtimes/hf.py",
 )  # fmt: skip
-_FIDELITY = ("perplexity", "nll_delta", "kld_mean", "kld_median", "kld_p90", "kld_p99", "top1_agreement")
-_ACCURACY = ("target_perplexity", "acc_delta", "flips", "recovery", *TASK_METRICS)
+_FIDELITY = ("perplexity", "nll_delta", "kld_floor", "nonfinite", *DIVERGENCE)
+_ACCURACY = ("target_perplexity", "acc_delta", "flips", "mcnemar_p", "smallest_difference", "recovery", *TASK_METRICS)
 
 
 UNFINISHED = "not everything is measured yet: the same command goes on from here"
@@ -203,8 +205,17 @@ def _fidelity(asked: Evaluation, progress: Progress) -> list[Row]:
     }  # fmt: skip
     return measure_fidelity(
         asked.base, asked.artifact, asked.tokens_NT.tolist(), task=asked.suite.text.name, conditions=conditions,
-        threads=torch.get_num_threads(), progress=lambda done, total: progress("fidelity", done, total),
+        threads=torch.get_num_threads(), kept=_kept(asked),
+        progress=lambda done, total: progress("fidelity", done, total),
     )  # fmt: skip
+
+
+def _kept(asked: Evaluation) -> Path | None:
+    """Where the base's hidden states of the suite's text are kept."""
+    if asked.base is None:
+        return None
+    depends = [keys.checkpoint_key(asked.base), artifact.digest(asked.tokens_NT.tolist())]
+    return cache_dir() / "hidden" / f"{keys.stage_key(depends, *_READING, 'evaluation/stream.py')}.safetensors"
 
 
 def _accuracy(asked: Evaluation, progress: Progress) -> list[Row]:

@@ -45,7 +45,8 @@ calibration.chain calibration.stats calibration.state calibration.walk
 recipe plan_rows plan_checks plan plan_text
 artifact
 runtimes runtimes.hf runtimes.draw
-evaluation.intervals evaluation.stream evaluation.suite evaluation.cost evaluation.fidelity evaluation.worker
+evaluation.intervals evaluation.significance evaluation.stream evaluation.suite evaluation.cost evaluation.fidelity
+evaluation.worker
 evaluation.speed evaluation.likelihood evaluation.compare evaluation.accuracy
 evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
 evaluation.figures evaluation.page evaluation.card

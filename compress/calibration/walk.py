@@ -424,7 +424,7 @@ def _begin(
     size = max(1, BATCH_TOKENS // length)
     sizes = sorted({min(size, count), count % size} - {0})
     if started:  # the arguments depend on a batch's shape alone
-        calls = {n: _cast(next(model.embed(tokens_NT[:n], n))[1], dtype) for n in sizes}
+        calls = {n: cast_calls(next(model.embed(tokens_NT[:n], n))[1], dtype) for n in sizes}
         return [(s, min(s + size, count), calls[min(size, count - s)]) for s in range(0, count, size)]
     batches = []
     kept: dict[int, list[dict[str, Any]]] = {}
@@ -432,11 +432,11 @@ def _begin(
         for chain in chains:
             if chain is not None:
                 chain.fill(i * size, hidden)
-        batches.append((i * size, i * size + len(hidden), kept.setdefault(len(hidden), _cast(call, dtype))))
+        batches.append((i * size, i * size + len(hidden), kept.setdefault(len(hidden), cast_calls(call, dtype))))
     return batches
 
 
-def _cast(calls: list[dict[str, Any]], dtype: torch.dtype) -> list[dict[str, Any]]:
+def cast_calls(calls: list[dict[str, Any]], dtype: torch.dtype) -> list[dict[str, Any]]:
     """Keyword arguments with floating-point tensors in another dtype; what blocks share stays shared."""
     done: dict[int, Any] = {}
 

@@ -2,9 +2,8 @@
 
 The comparison is paired: each document has two answers, and the difference of the means is the mean of the
 differences, whose interval is far narrower than those of the two means suggest. Pooled figures count every
-document once. Chance is one over the number of choices.
-
-Left out: p-values, power and corrections for many tasks.
+document once. Chance is one over the number of choices. Beside each difference stand McNemar's exact p, corrected for
+the number of tasks (Holm), and the smallest difference that so many documents would have shown.
 """
 
 import math
@@ -15,6 +14,13 @@ import numpy as np
 
 from compress.evaluation.intervals import Array, bootstrap, paired_difference, wilson
 from compress.evaluation.metrics import METRICS, Row, Subject, row
+from compress.evaluation.significance import (
+    holm,
+    mcnemar,
+    more_needed,
+    smallest_difference,
+    smallest_difference_unpaired,
+)
 from compress.evaluation.suite import BINARY, Suite, Task
 
 _OURS = {"perplexity": "target_perplexity"}  # lambada's is of a whole last word, not of a token
@@ -43,7 +49,17 @@ def accuracy_rows(base: Results | None, artifact: Results, suite: Suite, conditi
         rows += _pair_rows(values_N3, "pooled", conditions)
     if pooled:
         rows.append(_recovery(np.concatenate(pooled), conditions))
-    return rows
+    return _corrected(rows)
+
+
+def _corrected(rows: list[Row]) -> list[Row]:
+    """The rows, p-values of tasks with what is left of them after Holm's correction."""
+    tests = [r for r in rows if r["metric"] == "mcnemar_p" and r["task"] != "pooled"]
+    left = dict(zip((r["task"] for r in tests), holm([r["value"] for r in tests]), strict=True))
+    return [
+        {**r, "context": {**r["context"], "holm": left[r["task"]], "tasks": len(left)}} if r in tests else r
+        for r in rows
+    ]
 
 
 def _task_rows(subject: Subject, task: Task, result: dict[str, Any], conditions: dict[str, Any]) -> list[Row]:
@@ -83,6 +99,9 @@ def _pair_rows(values_N3: Array, task: str, conditions: dict[str, Any]) -> list[
             context=note),
         row("flips", "pair", task, (gained + lost) / n, n=n, conditions=conditions,
             context={"gained": gained, "lost": lost}),
+        row("mcnemar_p", "pair", task, mcnemar(lost, gained), n=n, conditions=conditions),
+        row("smallest_difference", "pair", task, smallest_difference(n, gained + lost), n=n, conditions=conditions,
+            context={"unpaired": smallest_difference_unpaired(n, tuple(values_N3[:, :2].mean(0).tolist()))}),
     ]  # fmt: skip
 
 
@@ -118,11 +137,18 @@ def verdict(rows: Sequence[Row], suite: Suite, delta: float) -> dict[str, Any] |
         what, where = "log of the perplexity ratio", f"below {margin:g}"
     if overall is None:
         return None
+    broken = any(r["metric"] == "nonfinite" and r["value"] for r in rows)
+    open_ones = {"overall": overall, **{task: found[task] for task in tasks}}
+    needs = {
+        name: _needs(r, better, margin) for name, r in open_ones.items() if _side(r, better, margin) == "undecided"
+    }
     return {
-        "overall": _side(overall, better, margin), "delta": margin, "basis": suite.basis, "tasks": tasks,
+        "overall": "worse" if broken else _side(overall, better, margin),
+        "delta": margin, "basis": suite.basis, "tasks": tasks,
+        "needs": needs, "cases": "documents" if by_accuracy else f"windows of {suite.text.seq_len} tokens",
         **{key: _number(overall[key]) for key in ("value", "low", "high")},
         "rule": f"non-inferior when the whole 95% interval of the {what} lies {where}, worse when all of it lies on "
-        "the other side, undecided otherwise",
+        "the other side, undecided otherwise; worse too where a prediction is no finite number",
     }  # fmt: skip
 
 
@@ -137,6 +163,15 @@ def _side(row: Row, better: int, margin: float) -> str:
     if low > -margin:
         return "non_inferior"
     return "worse" if high < -margin else "undecided"
+
+
+def _needs(row: Row, better: int, margin: float) -> int | None:
+    """About how many more cases would decide; None where that cannot be said."""
+    value, low, high = (_number(row[key]) for key in ("value", "low", "high"))
+    if value is None or low is None or high is None or row["n"] is None:
+        return None
+    ends = sorted((better * low, better * high))
+    return more_needed(row["n"], better * value, (ends[0], ends[1]), -margin)
 
 
 def _number(value: float | None) -> float | None:

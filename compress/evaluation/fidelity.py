@@ -3,7 +3,11 @@
 Both models see the same windows. For every position with a next token, the whole distribution of both is
 computed (nothing is cut to a top k), so the divergence is exact; logits exist for a few positions at a time.
 
-Left out: intervals of the divergence, and a noise floor.
+Positions at which a model gives no finite numbers are counted and left out of the other figures: none may be left
+out silently, and a verdict fails by them. The noise floor is the base compared with itself, computed in bfloat16 and in
+other batches: what a reader sees of a model that is as good as the base.
+
+Left out: intervals of the divergence.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,18 +21,49 @@ from compress.evaluation.intervals import mean_interval
 from compress.evaluation.metrics import Row, Subject, row
 
 _LOGITS = 1 << 20  # logits computed at a time, for each model
+_LIKELIEST = 5  # tokens
+_CONFIDENCE = (0.25, 0.5, 0.75, 0.95)  # the base's probability of its likeliest token, where its classes end
 
 Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Per position with a next token, float64 [P]: negative log-likelihoods, KL(base ‖ artifact), agreement."""
+    """Per position with a next token, float64 [P].
+
+    Attributes:
+        nll_base_P, nll_artifact_P: negative log-likelihoods of the next token, nats.
+        kld_P: KL(base ‖ artifact), nats.
+        agree_P: whether the likeliest token is the same.
+        agree5_P: the share of the base's five likeliest tokens that are among the artifact's.
+        confidence_P: the base's probability of its likeliest token.
+    """
 
     nll_base_P: Tensor
     nll_artifact_P: Tensor
     kld_P: Tensor
     agree_P: Tensor
+    agree5_P: Tensor
+    confidence_P: Tensor
+
+    @property
+    def finite_P(self) -> Tensor:
+        """Where both models give finite numbers, bool [P]."""
+        return self.nll_base_P.isfinite() & self.nll_artifact_P.isfinite() & self.kld_P.isfinite()
+
+    def at(self, chosen_P: Tensor) -> "Fidelity":
+        """Of some positions only."""
+        return Fidelity(*(part[chosen_P] for part in self._parts()))
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return (
+            self.nll_base_P, self.nll_artifact_P, self.kld_P, self.agree_P, self.agree5_P, self.confidence_P
+        )  # fmt: skip
+
+    @staticmethod
+    def joined(parts: "list[Fidelity]") -> "Fidelity":
+        """Of all positions, in order."""
+        return Fidelity(*(torch.cat(same) for same in zip(*(part._parts() for part in parts), strict=True)))
 
 
 def compare_logits(base_PV: Tensor, artifact_PV: Tensor, target_P: Tensor) -> Fidelity:
@@ -36,11 +71,16 @@ def compare_logits(base_PV: Tensor, artifact_PV: Tensor, target_P: Tensor) -> Fi
     log_p, log_q = base_PV.log_softmax(-1), artifact_PV.log_softmax(-1)
     kld_P = (log_p.exp() * (log_p - log_q)).sum(-1, dtype=torch.float64)
     index = target_P.unsqueeze(-1)
+    likeliest = min(_LIKELIEST, base_PV.shape[-1])
+    base_Pk, artifact_Pk = (logits_PV.topk(likeliest, -1).indices for logits_PV in (base_PV, artifact_PV))
+    shared_Pk = (base_Pk.unsqueeze(-1) == artifact_Pk.unsqueeze(-2)).any(-1)
     return Fidelity(
         -log_p.gather(-1, index).squeeze(-1).double(),
         -log_q.gather(-1, index).squeeze(-1).double(),
         kld_P.clamp_min(0),  # rounding can leave a divergence of -1e-8
         (base_PV.argmax(-1) == artifact_PV.argmax(-1)).double(),
+        shared_Pk.double().mean(-1),
+        log_p.amax(-1).exp().double(),
     )
 
 
@@ -62,12 +102,7 @@ def compare_hidden(
         for start, end in _pieces(heads[0], base_1TD):
             logits = [head(h[:, start:end])[0] for head, h in zip(heads, (base_1TD, artifact_1TD), strict=True)]
             parts.append(compare_logits(logits[0], logits[1], tokens_T[start + 1 : end + 1]))
-    return Fidelity(
-        torch.cat([p.nll_base_P for p in parts]),
-        torch.cat([p.nll_artifact_P for p in parts]),
-        torch.cat([p.kld_P for p in parts]),
-        torch.cat([p.agree_P for p in parts]),
-    )
+    return Fidelity.joined(parts)
 
 
 def next_token_nll(head: Head, hidden: Callable[[int], Tensor], tokens_NT: Tensor) -> Tensor:
@@ -90,29 +125,61 @@ def _pieces(head: Head, hidden_1TD: Tensor) -> Iterator[tuple[int, int]]:
 
 def fidelity_rows(found: Fidelity, task: str, conditions: dict[str, Any], windows: int) -> list[Row]:
     """The report's rows of a comparison; `windows` of equal length are what was drawn, so the interval is by them."""
-    n = len(found.kld_P)
-    kld = found.kld_P
-    values = {
-        "kld_median": kld.quantile(0.5),
-        "kld_p90": kld.quantile(0.9),
-        "kld_p99": kld.quantile(0.99),
-        "top1_agreement": found.agree_P.mean(),
-    }
-    percentiles = kld.quantile(torch.linspace(0, 1, 101, dtype=kld.dtype)).tolist()
     per_window = (found.nll_artifact_P - found.nll_base_P).reshape(windows, -1).mean(1)
     low, high = mean_interval(per_window.numpy())
     difference = row(
         "nll_delta", "pair", task, float(per_window.mean()), low=low, high=high, n=windows, conditions=conditions,
         context={"interval": "95%, Student, over windows"},
     )  # fmt: skip
-    context = {"percentiles": percentiles}
+    finite_P = found.finite_P
+    lost = int((~finite_P).sum())
+    rows = [difference, row("nonfinite", "pair", task, lost, n=len(finite_P), conditions=conditions)]
+    if lost == len(finite_P):
+        return rows
+    found = found.at(finite_P)
+    kld, n = found.kld_P, len(found.kld_P)
+    values = {
+        "kld_median": kld.quantile(0.5),
+        "kld_p90": kld.quantile(0.9),
+        "kld_p99": kld.quantile(0.99),
+        "kld_max": kld.max(),
+        "top1_agreement": found.agree_P.mean(),
+        "top5_agreement": found.agree5_P.mean(),
+    }
+    percentiles = kld.quantile(torch.linspace(0, 1, 101, dtype=kld.dtype)).tolist()
+    context = {"percentiles": percentiles, "by_confidence": _by_confidence(found)}
     return [
         perplexity_row("base", found.nll_base_P, task, conditions),
         perplexity_row("artifact", found.nll_artifact_P, task, conditions),
-        difference,
+        *rows,
         row("kld_mean", "pair", task, float(kld.mean()), n=n, conditions=conditions, context=context),
         *(row(m, "pair", task, float(v), n=n, conditions=conditions) for m, v in values.items()),
     ]
+
+
+def _by_confidence(found: Fidelity) -> list[dict[str, float]]:
+    """Divergence and agreement by how sure the base is: errors where it is sure are those that a user sees."""
+    classes = torch.bucketize(found.confidence_P, torch.tensor(_CONFIDENCE, dtype=torch.float64), right=True)
+    ends = (0.0, *_CONFIDENCE, 1.0)
+    parts = [(i, found.at(classes == i)) for i in range(len(_CONFIDENCE) + 1) if bool((classes == i).any())]
+    return [
+        {
+            "from": ends[i], "to": ends[i + 1], "n": len(part.kld_P), "kld_mean": float(part.kld_P.mean()),
+            "top1_agreement": float(part.agree_P.mean()),
+        }
+        for i, part in parts
+    ]  # fmt: skip
+
+
+def floor_row(found: Fidelity, task: str, conditions: dict[str, Any]) -> Row:
+    """The noise floor's row: the base against itself, computed otherwise."""
+    found = found.at(found.finite_P)
+    context = {
+        "kld_p99": float(found.kld_P.quantile(0.99)), "top1_agreement": float(found.agree_P.mean()),
+        "against": "the base itself in bfloat16, one window at a time",
+    }  # fmt: skip
+    return row("kld_floor", "base", task, float(found.kld_P.mean()), n=len(found.kld_P), conditions=conditions,
+               context=context)  # fmt: skip
 
 
 def perplexity_row(subject: Subject, nll_P: Tensor, task: str, conditions: dict[str, Any]) -> Row:

@@ -163,10 +163,12 @@ def _reason(verdict: dict[str, Any]) -> str:
     margin = verdict["delta"]
     against = "" if margin is None else f"the margin is {f'{100 * margin:.3g} pp' if accuracy else f'{margin:.3g}'}"
     value, low, high = (verdict.get(key) for key in ("value", "low", "high"))
-    if value is None:
-        return f"By {verdict['basis']}" + (f"; {against}." if against else ".")
+    margin_said = f"; {against}" if against else ""
+    needs = (verdict.get("needs") or {}).get("overall") if verdict["overall"] == "undecided" else None
+    if needs:
+        margin_said += f"; about {sig3(needs)} more {verdict.get('cases', 'cases')} would decide"
     range_ = "" if low is None or high is None else f" (95% interval {show(low)} to {show(high)})"
-    return f"{what} {show(value)}{range_}" + (f"; {against}." if against else ".")
+    return (f"By {verdict['basis']}" if value is None else f"{what} {show(value)}{range_}") + f"{margin_said}."
 
 
 def _outcome(value: Any) -> str:

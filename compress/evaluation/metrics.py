@@ -27,8 +27,12 @@ METRICS: dict[str, Metric] = {
     "kld_median": Metric("nats", "lower", "median over positions of KL(base || artifact)"),
     "kld_p90": Metric("nats", "lower", "90th percentile over positions of KL(base || artifact)"),
     "kld_p99": Metric("nats", "lower", "99th percentile over positions of KL(base || artifact)"),
+    "kld_max": Metric("nats", "lower", "largest KL(base || artifact) of a position"),
+    "kld_floor": Metric("nats", "lower", "mean KL divergence of the base from itself in bfloat16 and other batches"),
+    "nonfinite": Metric("", "lower", "positions at which a model gives no finite numbers"),
     "nll_delta": Metric("nats", "lower", "log of the ratio of the perplexities, artifact over base, same tokens"),
     "top1_agreement": Metric("fraction", "higher", "share of positions with the same most likely token"),
+    "top5_agreement": Metric("fraction", "higher", "share of the base's five likeliest tokens among the artifact's"),
     "target_perplexity": Metric("", "lower", "exp of the mean negative log-likelihood of a document's whole answer"),
     "acc": Metric("fraction", "higher", "share of documents whose right choice is the likeliest"),
     "acc_norm": Metric("fraction", "higher", "the same, with log-likelihoods divided by the choices' characters"),
@@ -37,6 +41,10 @@ METRICS: dict[str, Metric] = {
     "bits_per_byte": Metric("bits", "lower", "bits for a byte of text, whole pages"),
     "acc_delta": Metric("fraction", "higher", "accuracy of the artifact minus that of the base, same documents"),
     "flips": Metric("fraction", "lower", "share of documents that one model has right and the other wrong"),
+    "mcnemar_p": Metric("", "neither", "exact two-sided p of equally good models changing so unevenly (McNemar)"),
+    "smallest_difference": Metric(
+        "fraction", "lower", "accuracy difference that so many documents show 80% of the time"
+    ),
     "recovery": Metric("ratio", "higher", "(artifact - chance) / (base - chance), pooled over tasks"),
     "block_error": Metric("fraction", "lower", "relative error of a block's output, both chains, held-out"),
     "size_bytes": Metric("bytes", "lower", "weights of the checkpoint on disk"),

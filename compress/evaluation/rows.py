@@ -48,6 +48,8 @@ ACCURACY = (
     Spec("acc_norm", "accuracy, normalised", show_percent, change=show_difference, always=False),
     Spec("acc_delta", "accuracy difference", show_points, pair=True, always=False),
     Spec("flips", "answers that changed", show_percent, pair=True, always=False),
+    Spec("mcnemar_p", "McNemar's p", pair=True, always=False),
+    Spec("smallest_difference", "smallest difference seen 80% of the time", show_points, pair=True, always=False),
     Spec("recovery", "recovery", show_percent, pair=True, always=False),
 )
 LIKELIHOOD = (
@@ -59,7 +61,11 @@ LIKELIHOOD = (
     Spec("kld_median", "KLD median, nats", pair=True, always=False),
     Spec("kld_p90", "KLD p90, nats", pair=True, always=False),
     Spec("kld_p99", "KLD p99, nats", pair=True),
+    Spec("kld_max", "KLD max, nats", pair=True, always=False),
     Spec("top1_agreement", "top-1 agreement", show_percent, pair=True),
+    Spec("top5_agreement", "top-5 agreement", show_percent, pair=True, always=False),
+    Spec("kld_floor", "KLD of the base from itself, nats", always=False),
+    Spec("nonfinite", "positions without finite numbers", pair=True, always=False),
 )
 COST = (
     Spec("size_bytes", "checkpoint", show_bytes),
@@ -75,7 +81,9 @@ COST = (
     Spec("compress_cpu_s", "CPU time to compress", show_seconds, always=False),
     Spec("compress_peak_bytes", "peak memory to compress", show_bytes, always=False),
 )
-DIVERGENCE = ("kld_mean", "kld_median", "kld_p90", "kld_p99", "top1_agreement")
+DIVERGENCE = (
+    "kld_mean", "kld_median", "kld_p90", "kld_p99", "kld_max", "top1_agreement", "top5_agreement",
+)  # fmt: skip
 SPECS = {spec.metric: spec for spec in (*ACCURACY, *LIKELIHOOD, *COST)}
 
 

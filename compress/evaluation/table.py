@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compress.evaluation.metrics import Row
 from compress.evaluation.report import Report
 from compress.evaluation.rows import DIVERGENCE, POOLED, SPECS, Group, Spec, groups, headline, lone, place
-from compress.evaluation.text import MISSING, plain, show_percent
+from compress.evaluation.text import MISSING, plain, show_percent, sig3
 
 WIDTH = 80
 _SHORT = (
@@ -74,7 +74,10 @@ def show_range(spec: Spec, row: Row | None) -> str:
 
 @dataclass(frozen=True)
 class TaskLine:
-    """The accuracy of one task: both values, their difference, how many answers changed; each as text."""
+    """The accuracy of one task: both values, their difference, how many answers changed, how sure that is; as text.
+
+    `p` is McNemar's, of a task after Holm's correction; `smallest` the difference that the documents would have shown.
+    """
 
     task: str
     metric: str
@@ -85,6 +88,8 @@ class TaskLine:
     change: str
     change_range: str
     flips: str
+    p: str
+    smallest: str
     n: str
     main: bool  # the task's main metric
     all: bool = False  # stands for all tasks
@@ -98,7 +103,7 @@ def task_lines(report: Report) -> list[TaskLine]:
     main = headline(report)
     pairs: dict[str, dict[str, Row]] = {}
     for row in report["measurements"]:
-        if row["metric"] in ("acc_delta", "flips"):
+        if row["metric"] in ("acc_delta", "flips", "mcnemar_p", "smallest_difference"):
             pairs.setdefault(row["task"], {}).setdefault(row["metric"], row)
     found = []
     for metric in ("acc", "acc_norm"):
@@ -117,20 +122,28 @@ def _task_line(metric: str, group: Group, pair: dict[str, Row], main: bool) -> T
     if "acc_delta" in pair and pair["acc_delta"]["value"] is not None:
         change, change_range = _show_delta(pair)
     return TaskLine(group.where or group.task, metric.replace("_", " "), line.base, line.base_range, line.artifact,
-                    line.artifact_range, change, change_range, show_flips(pair.get("flips")), line.n,
-                    main)  # fmt: skip
+                    line.artifact_range, change, change_range, show_flips(pair.get("flips")), *_show_tests(pair),
+                    line.n, main)  # fmt: skip
 
 
 def _pair_line(task: str, pair: dict[str, Row]) -> TaskLine:
     n = next(iter(pair.values()))["n"]
     return TaskLine(task, "", MISSING, "", MISSING, "", *_show_delta(pair), show_flips(pair.get("flips")),
-                    MISSING if n is None else f"{n:,}", main=True, all=task == POOLED)  # fmt: skip
+                    *_show_tests(pair), MISSING if n is None else f"{n:,}", main=True, all=task == POOLED)  # fmt: skip
 
 
 def _show_delta(pair: dict[str, Row]) -> tuple[str, str]:
     delta = pair.get("acc_delta")
     spec = SPECS["acc_delta"]
     return shown(spec, delta["value"] if delta else None), show_range(spec, delta)
+
+
+def _show_tests(pair: dict[str, Row]) -> tuple[str, str]:
+    """The p-value, corrected where there are many tasks, and the smallest difference."""
+    tested, smallest = pair.get("mcnemar_p"), pair.get("smallest_difference")
+    p = None if tested is None else tested["context"].get("holm", tested["value"])
+    value = None if smallest is None else smallest["value"]
+    return MISSING if p is None else sig3(p), MISSING if value is None else f"{100 * value:.1f} pp"
 
 
 def show_flips(row: Row | None) -> str:

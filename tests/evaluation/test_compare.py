@@ -56,6 +56,12 @@ def test_ten_documents_by_hand() -> None:
     assert b["low"] < b["value"] == 0 < b["high"]  # four documents that stayed prove little
     assert (found["acc", "base", "a"]["context"], found["acc_norm", "base", "b"]["context"]) == ({"counts": True},) * 2
     assert found["acc_delta", "pair", "pooled"]["value"] == pytest.approx(-1 / 14)
+    assert found["mcnemar_p", "pair", "a"]["value"] == 1  # two against one, either way
+    assert found["mcnemar_p", "pair", "a"]["context"] == {"holm": 1, "tasks": 2}
+    assert "holm" not in found["mcnemar_p", "pair", "pooled"]["context"]
+    seen = found["smallest_difference", "pair", "a"]
+    assert seen["value"] == pytest.approx(2.8016 * math.sqrt(5 / 12 / (10 + 2.8016**2)), rel=1e-4)
+    assert seen["context"]["unpaired"] == pytest.approx(2.8016 * math.sqrt((0.25 + 0.24) / 10), rel=1e-4)
     assert found["acc_delta", "pair", "pooled"]["n"] == 14
     chance = (10 / 4 + 4 / 2) / 14
     wanted = (6 / 14 - chance) / (7 / 14 - chance)
