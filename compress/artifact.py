@@ -24,7 +24,6 @@ from compress.formats import FORMATS
 from compress.formats.base import INPUT_SCALE, Format
 from compress.models.checkpoint import Checkpoint, open_checkpoint
 from compress.models.digest import remembered_digest
-from compress.models.family import ModelFamily
 from compress.models.files import INDEX, check_weights
 from compress.models.load import Reader, StreamedModel, linears, open_model
 from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
@@ -48,7 +47,7 @@ _WEIGHTS = (
     ".ckpt",
     ".tflite",
 )
-_WRITTEN_ONCE = (".safetensors", ".gguf")
+WRITTEN_ONCE = (".safetensors", ".gguf")
 _FIRST = {"data.json", "windows.safetensors", "windows.json", "key"}  # of the state, in their order
 _OURS = {
     "config.json",
@@ -144,7 +143,7 @@ def is_done(folder: Path, key: str) -> bool:
 def altered(folder: Path) -> list[str]:
     """Files of the checkpoint that are not as the lock says: weights and config."""
     files = read_lock(folder).get("files", {})
-    kept = {n: d for n, d in files.items() if n.endswith(_WRITTEN_ONCE) or n == "config.json"}
+    kept = {n: d for n, d in files.items() if n.endswith(WRITTEN_ONCE) or n == "config.json"}
     return [n for n, d in kept.items() if not (folder / n).is_file() or remembered_digest(folder / n) != d]
 
 
@@ -174,13 +173,8 @@ def clear_state(folder: Path) -> None:
 
 def remove_proof(folder: Path) -> None:
     """Deletes lock and report, then the weights that they speak of: new weights never stand beside an old proof."""
-    for path in (
-        folder / LOCK,
-        folder / "report.json",
-        folder / INDEX,
-        folder / "model.gguf",
-        *folder.glob("model*.safetensors"),
-    ):
+    weights = [*folder.glob("model*.gguf*"), *folder.glob("model*.safetensors*")]
+    for path in (folder / LOCK, folder / "report.json", folder / INDEX, *weights):
         path.unlink(missing_ok=True)
     for evidence in (DOCUMENTS, CHARTS):
         shutil.rmtree(folder / evidence, ignore_errors=True)
@@ -209,7 +203,7 @@ def assemble(
     config: Mapping[str, Any],
     state: State,
     about: tuple[Format, dict[str, Any] | None, str],
-    family: ModelFamily,
+    model: StreamedModel,
 ) -> None:
     """Closes the checkpoint: weights, config.json and the source's other files.
 
@@ -218,7 +212,7 @@ def assemble(
         source: the base model's folder.
         config: the base model's config.
         state: the finished walk.
-        family: the model's, which names the tensors.
+        model: the base, which knows its tensors' names.
         about: the format; config.json's `quantization_config`, None for an ordinary checkpoint; the model's name.
     """
     fmt, settings, name = about
@@ -226,12 +220,12 @@ def assemble(
     coded = [t for i in range(len(state.blocks)) for t in stored_tensors(state.block_file(i)) if t.name != TRACE]
     prefix = state.blocks[0]["name"].rsplit(".", 1)[0] + "."
     others: list[StoredTensor] = []
-    names = family.module_tensors(base.files)
+    names = model.family.module_tensors(base.files)
     for file in sorted(set(base.files.values())):
         for tensor in stored_tensors(source / file):
             if not names[tensor.name].startswith(prefix):
                 others.append(replace_fields(tensor, name=names[tensor.name]))
-    write_tensors(folder, others + coded, (fmt, config, source, name), family)
+    write_tensors(folder, others + coded, (fmt, source, name), model)
     write_config(folder, config, settings)
     copy_sidecars(source, folder)
 
@@ -240,7 +234,7 @@ def write_config(folder: Path, config: Mapping[str, Any], settings: dict[str, An
     """config.json: the base's, with what loaders must know of the coding.
 
     transformers 5 says `rope_theta` inside `rope_parameters` only, where older loaders overlook it and silently take
-    10000: it is said in both places.
+    10000: it is said in both places. Scalings of the rotary embedding are not: older loaders spell them otherwise.
     """
     document = {k: v for k, v in config.items() if k != "quantization_config"}
     theta = (config.get("rope_parameters") or {}).get("rope_theta")
@@ -254,20 +248,20 @@ def write_config(folder: Path, config: Mapping[str, Any], settings: dict[str, An
 def write_tensors(
     folder: Path,
     tensors: list[StoredTensor],
-    about: tuple[Format, Mapping[str, Any], Path, str],
-    family: ModelFamily,
+    about: tuple[Format, Path, str],
+    model: StreamedModel,
 ) -> None:
     """Writes a model's tensors, by their modules' names, as the format lays them down.
 
     Args:
-        about: the format; config.json; the folder of the tokenizer; the model's name.
-        family: the model's, which names the tensors in safetensors files.
+        about: the format; the folder of the tokenizer; the model's name.
+        model: whose tensors they are.
     """
-    fmt, config, words, name = about
+    fmt, words, name = about
     if fmt.close is not None:
-        fmt.close(folder, tensors, config, words, name)
+        fmt.close(folder, tensors, model.resolved, words, name)
     else:
-        write_checkpoint(folder, [replace_fields(t, name=family.stored_tensor(t.name)) for t in tensors])
+        write_checkpoint(folder, [replace_fields(t, name=model.family.stored_tensor(t.name)) for t in tensors])
 
 
 def copy_sidecars(source: Path, folder: Path) -> None:
@@ -401,7 +395,7 @@ def decoding_reader(checkpoint: Checkpoint, fmt: Format, schemes: Mapping[str, S
 
 
 def checkpoint_bytes(folder: Path) -> int:
-    """Bytes of a folder's safetensors weights."""
+    """Bytes of a folder's weights."""
     checkpoint = open_checkpoint(folder)
     return sum((folder / file).stat().st_size for file in set(checkpoint.files.values()))
 

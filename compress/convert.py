@@ -38,6 +38,7 @@ from compress.schemes import Scheme
 from compress.shards import StoredTensor, stored_tensors
 from compress.tables import resolve
 
+_ADDED_ONE = 2.0**-23  # what a float32 near one cannot hold: GGUF stores Gemma's norms with one added
 _QUALITY = {spec.metric for spec in (*ACCURACY, *LIKELIHOOD)} | {"block_error", "kv_bytes_per_token"}
 
 
@@ -134,7 +135,7 @@ def _obstacle(coded: _Coded, target: Format) -> str | None:
         reasons.append(f"it holds coded weights in blocks only, not {outside[0]}")
     if coded.model.transposed and not target.transposed:
         reasons.append("its loaders leave transposed layers (Conv1D) alone")
-    reasons.append(target.refuses(coded.config, coded.folder))
+    reasons.append(target.refuses(coded.model.resolved, coded.folder))
     shapes = {name: shape for name, shape, _ in linears(coded.model.skeleton)}
     reasons += [f"{name}: {why}" for name in coded.schemes if (why := target.misfit(shapes[name]))]
     return next(filter(None, reasons), None)
@@ -151,8 +152,7 @@ def _write(coded: _Coded, target: Format, home: Path, progress: Progress) -> Non
     ignore = [name for name, _, _ in linears(coded.model.skeleton) if name not in coded.schemes]
     settings = target.config(coded.schemes, ignore, coded.format.read_cache(coded.config["quantization_config"]))
     artifact.write_config(home, coded.config, settings)
-    about = (target, coded.config, coded.folder, _model_name(coded))
-    artifact.write_tensors(home, tensors, about, coded.model.family)
+    artifact.write_tensors(home, tensors, (target, coded.folder, _model_name(coded)), coded.model)
     for name, content in (target.files(settings) if settings else {}).items():
         artifact.write_json(home / name, content)
     artifact.copy_sidecars(coded.folder, home)
@@ -171,10 +171,11 @@ def _others(coded: _Coded, replaced: set[str], work: Path) -> list[StoredTensor]
     """What is not coded anew, by the modules' names; what lies in another kind of file is copied out of it first."""
     files = sorted({coded.folder / file for file in coded.checkpoint.files.values()})
     if coded.format.close is not None:
-        files = []
+        files, dtype = [], getattr(torch, str(coded.config.get("dtype") or "float32").removeprefix("torch."))
         for i, name in enumerate(sorted(set(coded.checkpoint.files) - replaced)):
             files.append(work / f"other-{i:05d}.safetensors")
-            save_file(coded.checkpoint.read([name]), files[-1])
+            value = coded.checkpoint.read([name])[name]
+            save_file({name: value.to(dtype) if value.dtype == torch.float32 else value}, files[-1])
     names = coded.model.family.module_tensors([t.name for file in files for t in stored_tensors(file)])
     stored = [replace_fields(t, name=names[t.name]) for file in files for t in stored_tensors(file)]
     return [tensor for tensor in stored if tensor.name not in replaced]
@@ -206,13 +207,17 @@ def _kept(weight_OI: Tensor, target: Format) -> Tensor:
 
 
 def _verify(coded: _Coded, target: Format, home: Path, progress: Progress) -> dict[str, Any]:
-    """Reopens the new checkpoint and compares every weight that was coded with the old one's; the rest are copies."""
+    """Reopens the new checkpoint and compares every tensor with the old one's."""
     old, new = artifact.open_artifact(coded.folder), artifact.open_artifact(home)
-    for i, name in enumerate(coded.schemes):
-        theirs, ours = (model.reader(name)[f"{name}.weight"] for model in (new, old))
-        if not torch.equal(theirs.float(), _kept(ours, target)):
-            raise CompressError("the new checkpoint does not give the same weight", where=name)
-        progress("verify", i + 1, len(coded.schemes))
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in coded.checkpoint.files))
+    for i, module in enumerate(modules):
+        theirs, ours = (model.reader(module) for model in (new, old))
+        for name in (name for name in ours if name in theirs or not name.endswith(old.ignored)):
+            coded_one = module in coded.schemes and name == f"{module}.weight"
+            wanted = _kept(ours[name], target) if coded_one else ours[name].float()
+            if not torch.allclose(theirs[name].float(), wanted, rtol=0, atol=0 if coded_one else _ADDED_ONE):
+                raise CompressError("the new checkpoint does not give the same weight", where=name)
+        progress("verify", i + 1, len(modules))
     return {"blocks": old.block_count, "max_error": 0.0, "tensors": len(open_checkpoint(home).files)}
 
 

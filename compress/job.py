@@ -99,8 +99,8 @@ def _job(file: RecipeFile, source: Source, suite: Suite, model: StreamedModel, d
         file.recipe, shapes, model.family, fmt,
         names=(source.name, file.name), calibration=calibration, suite=suite.name,
     )  # fmt: skip
-    if why := _obstacle(fmt, source):
-        plan = replace_fields(plan, refusals=(*plan.refusals, f"format {fmt.name} cannot hold this model: {why}"))
+    if why := _obstacle(fmt, model, source):
+        plan = replace_fields(plan, refusals=(*plan.refusals, why))
     if data_used and words is not None and not plan.refusals:
         with file.located():
             check_length(data, settings, words, heldout=heldout_windows(settings.samples), vocabulary=shapes.vocab_size)
@@ -122,16 +122,17 @@ def fetch(job: Job, name: str) -> Job:
         job = _job(job.recipe, source, job.suite, _plain_model(source, None), job.data)
         refuse(job)
     check_tensors(job.model, open_checkpoint(weights_folder(source)))
-    why = job.format.refuses(source.config, source.path)
+    why = _obstacle(job.format, job.model, source)
     if why is not None:
-        raise CompressError(f"format {job.format.name} cannot hold this model: {why}", where=str(source.path))
+        raise CompressError(why, where=str(source.path), hint="choose another format")
     return job
 
 
-def _obstacle(fmt: Format, source: Source) -> str | None:
-    """Why a format cannot hold a model; of its tokenizer only where that is here."""
-    folder = source.path if source.path is not None and (source.path / "tokenizer.json").is_file() else None
-    return fmt.refuses(source.config, folder)
+def _obstacle(fmt: Format, model: StreamedModel, source: Source) -> str | None:
+    """Why a format cannot hold a model; of its tokenizer only where the whole model is here."""
+    here = source.kind == "folder" or (source.path is not None and (source.path / "tokenizer.json").is_file())
+    why = fmt.refuses(model.resolved, source.path if here else None)
+    return why and f"format {fmt.name} cannot hold this model: {why}"
 
 
 def check_device(device: str) -> None:

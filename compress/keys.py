@@ -62,7 +62,7 @@ def compress_key(recipe: Recipe, plan: Plan, source: Source, data: ResolvedData)
 
 def versions() -> dict[str, str]:
     """Versions of what computed, for the lock."""
-    names = ("compress", "torch", "transformers", "compressed-tensors", "safetensors", "tokenizers", "lm_eval")
+    names = ("compress", "torch", "transformers", "compressed-tensors", "safetensors", "gguf", "tokenizers", "lm_eval")
     found = {"python": platform.python_version()}
     for name in names:
         try:

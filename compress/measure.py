@@ -307,7 +307,7 @@ def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: boo
         replace(home / "README.md", readme.encode())
     lock["drawn"] = charts
     files = sorted(p for p in home.iterdir() if p.is_file() and p.name != artifact.LOCK and p.suffix != ".tmp")
-    known = {n: d for n, d in lock.get("files", {}).items() if n.endswith((".safetensors", ".gguf"))}  # written once
+    known = {n: d for n, d in lock.get("files", {}).items() if n.endswith(artifact.WRITTEN_ONCE)}  # written once
     lock["files"] = {p.name: known.get(p.name) or artifact.file_digest(p) for p in files}
     artifact.write_json(home / artifact.LOCK, lock)
     return document

@@ -24,7 +24,7 @@ from torch import Tensor
 from compress.schemes import E2M1_MAX, E4M3_MAX, SUPER, QuantArgs
 
 _TINY = 2.0**-100  # a group of zeros gets this scale: finite, positive, and its codes are zero
-_HALF_TINY = 2.0**-24  # the smallest positive float16
+LEAST_HALF = 2.0**-24  # the smallest positive float16
 _E4M3_TINY = 2.0**-9  # the smallest positive E4M3
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code; the fourth bit is the sign
 
@@ -112,7 +112,7 @@ def super_steps(w_OI: Tensor, args: QuantArgs) -> Tensor:
     low, high = w_OSgi.amin(-1).clamp_max(0), w_OSgi.amax(-1).clamp_min(0)
     reach = torch.maximum(-low, high) * 2 if args.symmetric else high - low
     largest_OS2 = torch.stack([reach.amax(-1) / (args.qmax - args.qmin), -low.amin(-1)], -1)
-    return (largest_OS2 / args.most_steps).clamp_min(_HALF_TINY).half().float()
+    return (largest_OS2 / args.most_steps).clamp_min(LEAST_HALF).half().float()
 
 
 def _super_qparams(low: Tensor, high: Tensor, args: QuantArgs, steps: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -214,7 +214,7 @@ def _close(job: Job, windows: Windows, folder: Path, state: State) -> dict[str, 
     ignore = [row.name for row in job.plan.rows if row.scheme is None]
     settings = job.format.config(schemes, ignore, KV_CACHES.get(job.plan.kv_cache or ""))
     about = (job.format, settings, job.source.name)
-    artifact.assemble(folder, weights_folder(job.source), job.source.config, state, about, job.model.family)
+    artifact.assemble(folder, weights_folder(job.source), job.source.config, state, about, job.model)
     for name, document in (job.format.files(settings) if settings else {}).items():
         artifact.write_json(folder / name, document)
     replace(folder / "recipe.yaml", job.recipe.text.encode())

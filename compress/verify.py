@@ -132,8 +132,10 @@ def _check_tensors(folder: Path, base: Path, model: StreamedModel) -> int:
                 scale = tensor.float()  # torch does not compare float8
                 if "scale" in part.rsplit(".", 1)[-1] and not bool((scale.isfinite() & (scale > 0)).all()):
                     raise _differs(f"{part} holds a scale that is not finite and positive", folder)
-            decoding_reader(checkpoint, fmt, {name: scheme})(name)
-    expected = set(model.fit(open_checkpoint(base)).files)
+            if not bool(decoding_reader(checkpoint, fmt, {name: scheme})(name)[f"{name}.weight"].isfinite().all()):
+                raise _differs(f"{name} holds values that are not finite", folder)
+    expected = {name for name in model.fit(open_checkpoint(base)).files if not name.endswith(model.ignored)}
+    names = {name for name in names if not name.endswith(model.ignored)}
     if names != expected:
         odd = ", ".join(sorted(names ^ expected)[:4])
         raise _differs(f"the artifact's tensors are not the base's: {odd}", folder)

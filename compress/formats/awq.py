@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import DECODED, LEAST_HALF, Format, integer_scheme, thirty_twos
-from compress.numerics import QuantizedWeight, dequantize
+from compress.formats.base import DECODED, Format, integer_scheme, thirty_twos
+from compress.numerics import LEAST_HALF, QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output whose code stands at each place of a word

@@ -60,10 +60,11 @@ class Format:
         files: quantization_config to other files that old loaders read, by name; plain data, written as JSON.
         parts: names, below the module's, of the tensors that stand for a coded weight and its inputs' static scale.
         packs: whether coded weights take less room on disk.
-        refuses: (config.json, the model's folder where it is here) why its loaders would not compute this model, or not
-            read its tokenizer; None when they do.
+        refuses: (the config as transformers understands it, the model's folder where it is here) why its loaders would
+            not compute this model, or not read its tokenizer; None when they do.
         close: writes the whole checkpoint into a folder, in a file of its own kind: (folder, the model's tensors by
-            their modules' names, config.json, the folder of the tokenizer, the model's name); None for safetensors.
+            their modules' names, the config likewise, the folder of the tokenizer, the model's name); None for
+            safetensors.
         transposed: whether its loaders read layers that checkpoints store as [I, O] (GPT-2's Conv1D).
     """
 
@@ -90,7 +91,6 @@ class Format:
 
 
 DECODED = "speed and memory are measured here with weights decoded to the model's dtype"
-LEAST_HALF = 2.0**-24  # the smallest positive float16: the scale of a group of zeros
 
 
 def thirty_twos(shape: tuple[int, int]) -> str | None:

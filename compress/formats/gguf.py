@@ -31,10 +31,10 @@ from torch import Tensor
 
 from compress.errors import CompressError
 from compress.formats import gguf_facts, gguf_file, gguf_words
-from compress.formats.base import DECODED, LEAST_HALF, Format
+from compress.formats.base import DECODED, Format
 from compress.formats.gguf_file import FILE
-from compress.numerics import QuantizedWeight
-from compress.schemes import SUPER, QuantArgs, Scheme
+from compress.numerics import LEAST_HALF, QuantizedWeight
+from compress.schemes import K_QUANTS, SUPER, QuantArgs, Scheme
 
 BLOCK = 32
 # Bytes of a block, and its columns.
@@ -43,7 +43,7 @@ BLOCKS = {
     "Q2_K": (84, 256), "Q3_K": (110, 256), "Q4_K": (144, 256), "Q5_K": (176, 256), "Q6_K": (210, 256),
 }  # fmt: skip
 _CODE_BITS = {name: int(name[1]) for name in BLOCKS}
-_GROUPS = {"Q2_K": 16, "Q3_K": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
+_GROUPS = {name: int(scheme.weights.group_size or 0) for name, scheme in K_QUANTS.items()}
 _SYMMETRIC = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32}  # what is taken from an unsigned code
 _FLAT_SYMMETRIC = ((4, "Q4_0"), (5, "Q5_0"), (8, "Q8_0"))
 _FLAT_OFFSET = ((4, "Q4_1"), (5, "Q5_1"))

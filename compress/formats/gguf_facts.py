@@ -4,6 +4,9 @@ llama.cpp rotates neighbouring channels in its architecture `llama`, transformer
 key rows of Llamas and Mistrals change places. It adds nothing to Gemma's norms, which transformers multiplies by 1 + w,
 so these are stored with the one added.
 
+Configs are as transformers understands them (`PreTrainedConfig.to_dict`), not as config.json spells them: there the
+same is said in many ways, and defaults differ by family.
+
 Source: llama.cpp's own converter and loader (facts, not code), as of 2026-10.
 
 Left out: sliding windows outside Gemma 3 (llama.cpp has none for these architectures; a Mistral's context is cut to its
@@ -20,18 +23,15 @@ from torch import Tensor
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 _PATTERN = 6  # of Gemma 3's blocks every sixth sees everything; llama.cpp has that built in, as the local theta
 _LOCAL_THETA = 10_000.0
-_ROTATIONS = ("default", "linear", "llama3", "yarn")
+_ROTATIONS = ("default", "linear", "yarn", "llama3")
 _YARN_EXTRAS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _GEMMA_27B_BLOCKS = 62  # whose scores llama.cpp scales by the hidden size, not by the head's
 
 
 def rotation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary embedding's parameters, wherever config.json has them (Gemma 3: of blocks that see everything)."""
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    said = said.get("full_attention", said)
-    kind = said.get("rope_type") or said.get("type") or "default"
-    theta = said.get("rope_theta") or config.get("rope_theta") or 10_000.0
-    return {**said, "rope_type": kind, "rope_theta": float(theta)}
+    """The rotary embedding's parameters (Gemma 3: of blocks that see everything)."""
+    said = config["rope_parameters"]
+    return dict(said.get("full_attention", said))
 
 
 def head_size(config: Mapping[str, Any]) -> int:
@@ -45,11 +45,12 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     kind = said["rope_type"]
     if kind == "yarn" and (odd := [key for key in _YARN_EXTRAS if said.get(key) is not None]):
         return f"its YaRN scaling sets {odd[0]}, which is not written"
-    if kind not in _ROTATIONS:
-        return f"its rotary embedding is of the kind {kind!r}; {', '.join(_ROTATIONS)} are written"
+    known = _ROTATIONS if ARCHITECTURES[config["model_type"]] == "llama" else _ROTATIONS[:-1]
+    if kind not in known:
+        return f"its rotary embedding is of the kind {kind!r}; {', '.join(known)} are written for it"
     checks = {"qwen2": _refusal_of_qwen, "qwen3": _refusal_of_qwen, "gemma3_text": _refusal_of_gemma}
     check = checks.get(config["model_type"])
-    activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    activation = config.get("hidden_activation") or config["hidden_act"]
     wanted = "gelu_pytorch_tanh" if config["model_type"] == "gemma3_text" else "silu"
     if activation != wanted:
         return f"llama.cpp computes this architecture with {wanted}, not {activation}"
@@ -59,22 +60,26 @@ def refusal(config: Mapping[str, Any]) -> str | None:
 def _refusal_of_qwen(config: Mapping[str, Any]) -> str | None:
     if config.get("use_sliding_window"):
         return "it uses a sliding window, which llama.cpp does not have for Qwen"
-    return "its attention has biases, which llama.cpp does not know" if config.get("attention_bias") else None
+    qwen2 = config["model_type"] == "qwen2"
+    if qwen2 and head_size(config) * config["num_attention_heads"] != config["hidden_size"]:
+        return "its heads together are not as wide as the model, which llama.cpp takes for granted of Qwen 2"
+    odd = not qwen2 and config.get("attention_bias")
+    return "its attention has biases, which llama.cpp does not know of Qwen 3" if odd else None
 
 
 def _refusal_of_gemma(config: Mapping[str, Any]) -> str | None:
     blocks = int(config["num_hidden_layers"])
     pattern = ["full_attention" if (i + 1) % _PATTERN == 0 else "sliding_attention" for i in range(blocks)]
-    if config.get("layer_types") not in (None, pattern):
+    if config["layer_types"] != pattern:
         return "its blocks alternate otherwise than every sixth seeing everything, which llama.cpp takes for granted"
-    local = (config.get("rope_parameters") or {}).get("sliding_attention", {})
-    theta = local.get("rope_theta") or config.get("rope_local_base_freq") or _LOCAL_THETA
-    if theta != _LOCAL_THETA or local.get("rope_type", "default") != "default":
-        return f"its local rotary embedding has theta {theta:g}; llama.cpp takes 10000 for granted"
+    local = config["rope_parameters"]["sliding_attention"]
+    if local["rope_theta"] != _LOCAL_THETA or local["rope_type"] != "default":
+        return f"its local rotary embedding has theta {local['rope_theta']:g}; llama.cpp takes 10000 for granted"
     size = config["hidden_size"] // config["num_attention_heads"] if blocks == _GEMMA_27B_BLOCKS else head_size(config)
-    if config.get("query_pre_attn_scalar", 256) != size:
+    if config["query_pre_attn_scalar"] != size:
         return f"query_pre_attn_scalar is {config['query_pre_attn_scalar']}; llama.cpp takes {size} for granted"
-    odd = [key for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_bias") if config.get(key)]
+    unknown = ("attn_logit_softcapping", "final_logit_softcapping", "attention_bias", "use_bidirectional_attention")
+    odd = [key for key in unknown if config.get(key)]
     return f"it has {odd[0]}, which llama.cpp does not know of Gemma 3" if odd else None
 
 
@@ -93,12 +98,12 @@ def describe(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_block_count(int(config["num_hidden_layers"]))
     writer.add_feed_forward_length(int(config["intermediate_size"]))
     writer.add_head_count(heads)
-    writer.add_head_count_kv(int(config.get("num_key_value_heads") or heads))
+    writer.add_head_count_kv(int(config["num_key_value_heads"]))
     writer.add_key_length(size)
     writer.add_value_length(size)
-    writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", 1e-6)))
+    writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
     writer.add_vocab_size(int(config["vocab_size"]))
-    writer.add_rope_freq_base(rotary["rope_theta"])
+    writer.add_rope_freq_base(float(rotary["rope_theta"]))
     writer.add_rope_dimension_count(size)
     if config["model_type"] == "gemma3_text":
         writer.add_sliding_window(int(config["sliding_window"]))
@@ -138,7 +143,7 @@ def heads_of(module: str, config: Mapping[str, Any]) -> int | None:
     if ARCHITECTURES[config["model_type"]] != "llama":
         return None
     heads = int(config["num_attention_heads"])
-    found = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
+    found = {"q_proj": heads, "k_proj": int(config["num_key_value_heads"])}
     return found.get(module.rsplit(".", 1)[-1])
 
 

@@ -5,25 +5,30 @@ library's own table. A coded weight is named by its type (`model.layers.0.self_a
 row]), everything else `…weight` or `…bias` as usual. Rows that the file keeps in another order, and norms that it keeps
 with one added, are put right on the way in and out.
 
-Only the header is parsed by the library; tensors are read by `pread`, since mapped pages would count as memory.
+Written with llama.cpp's library, read without it (see `gguf_header`); nothing is mapped, since pages count as memory.
 """
 
 import functools
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from compress.errors import CompressError
 from compress.files import sync
 from compress.formats import gguf_facts, gguf_words
+from compress.formats.gguf_header import read_header
 from compress.shards import StoredTensor
 
 FILE = "model.gguf"
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
+_DERIVED = ".rotary_emb.inv_freq"  # in older checkpoints; the architecture computes it
 _FACTORS = "rope_freqs.weight"
 _ENDS = ("model.embed_tokens", "model.norm", "lm_head")
 _LAYERS = (
@@ -45,7 +50,7 @@ class _Entry:
     @property
     def bytes(self) -> int:
         width = {"F32": 4, "F16": 2, "BF16": 2}.get(self.kind, 1)
-        return width * functools.reduce(int.__mul__, self.shape, 1)
+        return width * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -66,16 +71,17 @@ def write(folder: Path, tensors: Sequence[StoredTensor], config: Mapping[str, An
     Args:
         folder: the artifact.
         tensors: of the whole model, by their modules' names.
-        config: the base model's config.
+        config: the base model's config, as transformers understands it.
         words: the folder with the tokenizer's files.
         name: the model's, for people.
     """
     from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, LlamaFileType, get_tensor_name_map
 
+    logging.getLogger("gguf").setLevel(logging.ERROR)
     architecture = gguf_facts.ARCHITECTURES[config["model_type"]]
     number = next(n for n, said in MODEL_ARCH_NAMES.items() if said == architecture)
     spelled = get_tensor_name_map(number, int(config["num_hidden_layers"]))
-    entries = [_entry(tensor, config, spelled) for tensor in tensors]
+    entries = [_entry(tensor, config, spelled) for tensor in tensors if not tensor.name.endswith(_DERIVED)]
     factors = gguf_facts.frequency_factors(config)
     if factors is not None:
         entries.append(_Entry(_FACTORS, "F32", tuple(factors.shape), lambda: factors))
@@ -84,13 +90,13 @@ def write(folder: Path, tensors: Sequence[StoredTensor], config: Mapping[str, An
     writer = GGUFWriter(path, architecture)
     writer.add_name(name)
     writer.add_quantization_version(2)
-    writer.add_file_type(_file_type(max(set(kinds), key=kinds.count), LlamaFileType))
+    writer.add_file_type(_file_type(max(dict.fromkeys(kinds), key=kinds.count), LlamaFileType))
     gguf_facts.describe(writer, config)
     gguf_words.describe(writer, words, int(config["vocab_size"]))
     for entry in entries:
         shape = list(entry.shape)
-        dtype = {"F32": "float32", "F16": "float16", "BF16": "float16"}.get(entry.kind, "uint8")
-        writer.add_tensor_info(entry.name, shape, _numpy(dtype), entry.bytes, GGMLQuantizationType[entry.kind])
+        raw = np.dtype("uint8" if entry.kind.startswith("Q") else "float32")
+        writer.add_tensor_info(entry.name, shape, raw, entry.bytes, GGMLQuantizationType[entry.kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -100,12 +106,6 @@ def write(folder: Path, tensors: Sequence[StoredTensor], config: Mapping[str, An
     sync(path)
     path.rename(folder / FILE)
     sync(folder)
-
-
-def _numpy(name: str) -> Any:
-    import numpy as np
-
-    return np.dtype(name)
 
 
 def _file_type(kind: str, known: Any) -> Any:
@@ -162,48 +162,38 @@ def contents(path: Path) -> Mapping[str, Found]:
 @functools.lru_cache(maxsize=4)
 def _contents(path: Path, size: int, changed: int) -> Mapping[str, Found]:
     del changed
-    from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+    from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
 
-    try:
-        reader = GGUFReader(path)
-    except (ValueError, KeyError, IndexError, OSError) as error:
-        raise CompressError(f"this is no whole GGUF file: {error}", where=str(path)) from error
-
-    def said(key: str) -> Any:
-        field = reader.get_field(key)
-        return field.contents() if field else None
-
-    architecture = said("general.architecture")
+    said, placed = read_header(path)
+    architecture = said.get("general.architecture")
     if architecture not in gguf_facts.ARCHITECTURES.values():
         raise CompressError(f"GGUF files of the architecture {architecture!r} are not read", where=str(path))
-    blocks = int(said(f"{architecture}.block_count"))
+    blocks, heads = (int(said[f"{architecture}.{key}"]) for key in ("block_count", "attention.head_count"))
     number = next(n for n, name in MODEL_ARCH_NAMES.items() if name == architecture)
     spelled = get_tensor_name_map(number, blocks)
     modules = [*_ENDS, *(f"model.layers.{i}.{layer}" for i in range(blocks) for layer in _LAYERS)]
     names = {name: module for module in modules if (name := spelled.get_name(module))}
-    heads = int(said(f"{architecture}.attention.head_count"))
     facts = {
         "model_type": next(k for k, name in gguf_facts.ARCHITECTURES.items() if name == architecture),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(said(f"{architecture}.attention.head_count_kv") or heads),
+        "num_key_value_heads": int(said.get(f"{architecture}.attention.head_count_kv", heads)),
     }
     found: dict[str, Found] = {}
-    for tensor in reader.tensors:
-        stem, part = tensor.name.rsplit(".", 1)
-        if tensor.name == _FACTORS:
+    for name, tensor in placed.items():
+        stem, part = name.rsplit(".", 1)
+        if name == _FACTORS:
             continue
         if stem not in names:
-            raise CompressError(f"a tensor {tensor.name} is not known of {architecture}", where=str(path))
-        module, kind = names[stem], tensor.tensor_type.name
-        shape = (
-            tuple(int(n) for n in tensor.data.shape) if kind.startswith("Q") else tuple(map(int, tensor.shape[::-1]))
-        )
-        key = f"{module}.{kind if kind.startswith('Q') else part}"
-        start, length = int(tensor.data_offset), int(tensor.n_bytes)
-        if start + length > size:
-            raise CompressError("the file ends before its tensors do", where=str(path))
-        found[key] = Found(
-            kind, shape, start, length, gguf_facts.heads_of(module, facts), gguf_facts.adds_one(module, facts)
+            raise CompressError(f"a tensor {name} is not known of {architecture}", where=str(path))
+        module, kind = names[stem], GGMLQuantizationType(tensor.kind).name
+        columns, width = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+        coded = kind.startswith("Q")
+        shape = (*tensor.shape[:-1], tensor.shape[-1] // columns * width) if coded else tensor.shape
+        length = math.prod(tensor.shape) // columns * width
+        if tensor.start + length > size:
+            raise CompressError("the file ends before its tensors do", where=str(path), hint="make it again")
+        found[f"{module}.{kind if coded else part}"] = Found(
+            kind, shape, tensor.start, length, gguf_facts.heads_of(module, facts), gguf_facts.adds_one(module, facts)
         )
     return found
 

@@ -7,6 +7,9 @@ joins the pair whose result has the highest score, so a token's score is less, t
 
 Special tokens and the chat template are found by the library's `SpecialVocab`.
 
+Of text that is not in Unicode's composed form (NFC) llama.cpp makes other tokens than Qwen's tokenizer, which composes
+it first: everyone's files of Qwen have that.
+
 Left out: unigram and WordPiece tokenizers; tokenizers without tokenizer.json.
 """
 
@@ -14,8 +17,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_GPT2 = {"type": "ByteLevel", "use_regex": True}
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,30 +30,47 @@ _TEKKEN = (
 _SPLITS = {_WORDS.format(digits="{1,3}"): "llama-bpe", _WORDS.format(digits=""): "qwen2", _TEKKEN: "tekken"}
 
 
+# Of these llama.cpp takes a whole word from the vocabulary, whatever the merges say (`ignore_merges`).
+_WHOLE_WORDS = ("llama-bpe", "tekken")
+
+
 def rules(document: dict[str, Any]) -> str | None:
     """llama.cpp's name for how a byte-level tokenizer cuts text; None when it has none."""
     said = document.get("pre_tokenizer") or {}
     steps = said.get("pretokenizers", [said])
-    kinds = [step.get("type") for step in steps]
-    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
-        return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits") and steps[1].get("use_regex", True):
-        return "smollm"
-    if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True) and not steps[0].get("invert"):
-        return _SPLITS.get((steps[0].get("pattern") or {}).get("Regex", ""))
-    return None
+    kinds, last = [step.get("type") for step in steps], steps[-1]
+    if kinds[-1:] != ["ByteLevel"] or last.get("add_prefix_space"):
+        return None
+    name = None
+    if kinds == ["ByteLevel"] and last.get("use_regex", True):
+        name = "gpt-2"
+    elif kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits") and last.get("use_regex", True):
+        name = "smollm"
+    elif kinds == ["Split", "ByteLevel"] and not last.get("use_regex", True):
+        isolated = steps[0].get("behavior") == "Isolated" and not steps[0].get("invert")
+        name = _SPLITS.get((steps[0].get("pattern") or {}).get("Regex", "")) if isolated else None
+    whole = bool(document["model"].get("ignore_merges"))
+    return name if whole == (name in _WHOLE_WORDS) else None
 
 
 def _spaces(document: dict[str, Any]) -> bool | None:
     """Of a tokenizer that was SentencePiece's: whether it puts a space in front of a text; None of any other."""
-    steps = [document.get("normalizer") or {}]
-    steps = [part for step in steps for part in step.get("normalizers", [step])]
-    replaces = any(s.get("type") == "Replace" and s.get("content") == "▁" for s in steps)
-    prepends = any(s.get("type") == "Prepend" for s in steps)
-    meta = document.get("pre_tokenizer") or {}
-    if meta.get("type") == "Metaspace":
-        return str(meta.get("prepend_scheme", "always")) != "never"
-    return prepends if replaces and document["model"].get("byte_fallback") else None
+    if not document["model"].get("byte_fallback"):
+        return None
+    said = document.get("normalizer") or {"type": "Sequence", "normalizers": []}
+    steps = said.get("normalizers", [said])
+    replacing = [s for s in steps if s.get("type") == "Replace"]
+    prepending = [s for s in steps if s.get("type") == "Prepend"]
+    known = all(s.get("pattern") == {"String": " "} and s.get("content") == "▁" for s in replacing)
+    known = known and all(s.get("prepend") == "▁" for s in prepending)
+    if not known or len(replacing) + len(prepending) != len(steps):
+        return None
+    cut = document.get("pre_tokenizer")
+    if cut is not None and cut.get("type") == "Metaspace" and not steps:
+        ours = cut.get("replacement") == "▁" and cut.get("split") is False
+        return cut.get("prepend_scheme", "always") != "never" if ours else None
+    at_spaces = cut is None or (cut.get("type") == "Split" and cut.get("pattern") == {"String": " "})
+    return bool(prepending) if replacing and at_spaces else None
 
 
 def refusal(folder: Path) -> str | None:
@@ -61,14 +79,18 @@ def refusal(folder: Path) -> str | None:
     if not path.is_file():
         return "its tokenizer has no tokenizer.json"
     document = json.loads(path.read_text(encoding="utf-8"))
-    kind = document["model"].get("type")
-    if kind != "BPE":
-        return f"its tokenizer is of the kind {kind}; BPE is written"
+    model = document["model"]
+    if model.get("type") != "BPE":
+        return f"its tokenizer is of the kind {model.get('type')}; BPE is written"
+    odd = [key for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model.get(key)]
+    if odd:
+        return f"its tokenizer has a {odd[0]}, which llama.cpp does not know"
     if _spaces(document) is None and rules(document) is None:
         return "its tokenizer cuts text by rules that llama.cpp has no name for"
     if _spaces(document) is None and (document.get("normalizer") or {"type": "NFC"}).get("type") != "NFC":
         return f"its tokenizer changes text ({document['normalizer']['type']}), which llama.cpp does not"
-    return None
+    wide = [t["content"] for t in document.get("added_tokens", []) if t.get("lstrip") or t.get("rstrip")]
+    return f"its token {wide[0]!r} swallows the spaces beside it, which llama.cpp does not do" if wide else None
 
 
 def describe(writer: Any, folder: Path, vocabulary: int) -> None:
@@ -81,10 +103,12 @@ def describe(writer: Any, folder: Path, vocabulary: int) -> None:
     tokens = [f"[PAD{i}]" for i in range(vocabulary)]
     kinds = [int(TokenType.UNUSED)] * vocabulary
     for token, number in model["vocab"].items():
+        if number >= vocabulary:
+            continue  # a token without a row in the embedding, such as Gemma's of images
         tokens[number], kinds[number] = token, int(TokenType.NORMAL)
         if spaces is not None and len(token) == 6 and token.startswith("<0x"):  # <0x0A>
             kinds[number] = int(TokenType.BYTE)
-    for token in added:
+    for token in (token for token in added if token["id"] < vocabulary):
         tokens[token["id"]] = token["content"]
         kinds[token["id"]] = int(TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED)
     if spaces is not None and model.get("unk_token") in model["vocab"]:

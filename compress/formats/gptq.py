@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import DECODED, LEAST_HALF, Format, integer_scheme, thirty_twos
-from compress.numerics import QuantizedWeight, dequantize, pack_int32, unpack_int32
+from compress.formats.base import DECODED, Format, integer_scheme, thirty_twos
+from compress.numerics import LEAST_HALF, QuantizedWeight, dequantize, pack_int32, unpack_int32
 from compress.schemes import QuantArgs, Scheme
 
 _BITS = (2, 3, 4, 8)

@@ -30,8 +30,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_gguf(folder: Path) -> bool:
-    """Whether a folder's weights are a GGUF file of ours, and nothing else."""
-    return [path.name for path in weight_files(folder)] == [gguf_file.FILE]
+    """Whether a folder's weights are a GGUF file of ours, as its config.json says, and nothing else."""
+    if [path.name for path in weight_files(folder)] != [gguf_file.FILE] or not (folder / "config.json").is_file():
+        return False
+    return (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method") == "gguf"
 
 
 def check_weights(folder: Path) -> list[Path]:

@@ -206,6 +206,12 @@ class StreamedModel:
         return blocks
 
     @property
+    def resolved(self) -> dict[str, Any]:
+        """The config as transformers understands it: defaults filled in, old spellings in their new places."""
+        settings: Any = self.skeleton.config
+        return dict(settings.to_dict())
+
+    @property
     def transposed(self) -> frozenset[str]:
         """Weights that lie in checkpoints as [I, O]."""
         modules = self.skeleton.named_modules()

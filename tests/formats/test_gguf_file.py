@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGUFReader
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compress.artifact import open_artifact
@@ -119,16 +120,18 @@ def test_a_file_that_is_not_whole(tiny: MakeTiny, text: Path, tmp_path: Path) ->
             open_artifact(out)
 
 
+LLAMA_3_SCALING = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
 def test_llama_3s_frequencies() -> None:
     """What llama.cpp divides by, against transformers' own frequencies."""
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    said = {
-        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    config = AutoConfig.for_model("llama", hidden_size=512, num_attention_heads=4, rope_parameters=said)
+    config = AutoConfig.for_model("llama", hidden_size=512, num_attention_heads=4, rope_parameters=LLAMA_3_SCALING)
     theirs_F, scaling = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     assert scaling == 1
     factors_F = gguf_facts.frequency_factors(config.to_dict())
@@ -139,28 +142,35 @@ def test_llama_3s_frequencies() -> None:
     assert float(factors_F.max()) == 8
 
 
+GEMMA = {"num_hidden_layers": 6, "sliding_window": 64}
+
+
 @pytest.mark.parametrize(
     ("family", "changed", "why"),
     [
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "kind 'dynamic'"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "kind 'dynamic'"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 16}}, "sets beta_fast"),
         ("llama", {"hidden_act": "gelu"}, "with silu, not gelu"),
         ("qwen2", {"use_sliding_window": True}, "sliding window"),
+        ("qwen2", {"head_dim": 32}, "as wide as the model"),
+        ("qwen2", {"rope_parameters": LLAMA_3_SCALING}, "kind 'llama3'"),
         ("qwen3", {"attention_bias": True}, "biases"),
-        ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"]}, "every sixth"),
+        ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"] * 3}, "every sixth"),
+        ("gemma3_text", {"sliding_window_pattern": 3}, "every sixth"),
         ("gemma3_text", {"rope_local_base_freq": 5000.0}, "theta 5000"),
         ("gemma3_text", {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar"),
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
 def test_what_llama_cpp_does_not_compute(family: str, changed: dict[str, Any], why: str) -> None:
-    config = {
-        "model_type": family, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
-        "head_dim": 256 if family == "gemma3_text" else 16, "query_pre_attn_scalar": 256,
-        "hidden_activation": "gelu_pytorch_tanh" if family == "gemma3_text" else None,
-    }  # fmt: skip
-    assert gguf.refuses(config, None) is None
-    assert why in str(gguf.refuses({**config, **changed}, None))
+    from transformers import AutoConfig
+
+    settings: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    settings |= GEMMA if family == "gemma3_text" else {}
+    assert gguf.refuses(AutoConfig.for_model(family, **settings).to_dict(), None) is None
+    assert why in str(gguf.refuses(AutoConfig.for_model(family, **{**settings, **changed}).to_dict(), None))
 
 
 def test_the_plan_refuses_before_any_work(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
@@ -190,15 +200,79 @@ LLAMA_3 = (
 
 
 def test_rules_by_which_text_is_cut() -> None:
-    assert gguf_words.rules({"pre_tokenizer": split(LLAMA_3)}) == "llama-bpe"
-    assert gguf_words.rules({"pre_tokenizer": split(LLAMA_3.replace("{1,3}", ""))}) == "qwen2"
-    assert gguf_words.rules({"pre_tokenizer": split(LLAMA_3.replace("{1,3}", "{1,2}"))}) is None
-    assert gguf_words.rules({"pre_tokenizer": {"type": "ByteLevel", "use_regex": True}}) == "gpt-2"
-    assert gguf_words.rules({"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}) is None
+    def rules(pre_tokenizer: dict[str, Any] | None, **model: Any) -> str | None:
+        return gguf_words.rules({"pre_tokenizer": pre_tokenizer, "model": model})
+
+    assert rules(split(LLAMA_3), ignore_merges=True) == "llama-bpe"
+    assert rules(split(LLAMA_3)) is None  # llama.cpp would take whole words from the vocabulary
+    assert rules(split(LLAMA_3.replace("{1,3}", ""))) == "qwen2"
+    assert rules(split(LLAMA_3.replace("{1,3}", "")), ignore_merges=True) is None
+    assert rules(split(LLAMA_3.replace("{1,3}", "{1,2}")), ignore_merges=True) is None
+    removed = split(LLAMA_3)
+    removed["pretokenizers"][0]["behavior"] = "Removed"
+    assert rules(removed, ignore_merges=True) is None
+    assert rules({"type": "ByteLevel", "use_regex": True}) == "gpt-2"
+    assert rules({"type": "ByteLevel", "use_regex": False}) is None
+    assert rules({"type": "ByteLevel", "use_regex": True, "add_prefix_space": True}) is None
     digits = {"type": "Digits", "individual_digits": True}
     both = {"type": "Sequence", "pretokenizers": [digits, {"type": "ByteLevel", "use_regex": True}]}
-    assert gguf_words.rules({"pre_tokenizer": both}) == "smollm"
-    assert gguf_words.rules({}) is None
+    assert rules(both) == "smollm"
+    assert rules(None) is None
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+PREPEND = {"type": "Prepend", "prepend": "▁"}
+AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+META = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "spaces"),
+    [
+        (REPLACE, AT_SPACES, False),  # Gemma
+        ({"type": "Sequence", "normalizers": [PREPEND, REPLACE]}, None, True),  # Llama 2
+        (None, META, True),
+        (None, {**META, "prepend_scheme": "never"}, False),
+        (None, {**META, "split": True}, None),
+        (REPLACE, {"type": "Digits", "individual_digits": True}, None),
+        ({"type": "Sequence", "normalizers": [{"type": "Lowercase"}, REPLACE]}, None, None),
+        ({**REPLACE, "content": "_"}, None, None),
+    ],
+)
+def test_words_that_were_sentencepieces(normalizer: Any, pre_tokenizer: Any, spaces: bool | None) -> None:
+    document = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": {"byte_fallback": True}}
+    assert gguf_words._spaces(document) is spaces
+    assert gguf_words._spaces({**document, "model": {"byte_fallback": False}}) is None
+
+
+def test_tokens_beyond_the_embedding_are_left_out(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    """As Gemma's token of images, which only its larger models have a row for."""
+    model = shutil.copytree(tiny("llama", tied=True), tmp_path / "model")
+    document = json.loads((model / "tokenizer.json").read_text())
+    extra = {"id": 320, "content": "<image>", "special": True, "lstrip": False, "rstrip": False, "single_word": False}
+    document["added_tokens"].append({**extra, "normalized": False})
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    out = made(model, text, tmp_path, scheme="W4A16")
+    assert len(facts(out)["tokenizer.ggml.tokens"]) == 320
+    document["added_tokens"][-1] |= {"id": 300, "lstrip": True}
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    assert "swallows the spaces" in str(gguf_words.refusal(model))
+
+
+def test_rotary_frequencies_of_old_checkpoints_are_left_out(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny("llama", tied=True), tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    out = made(model, text, tmp_path, scheme="W4A16")
+    assert not any("rotary" in name for name in gguf_file.contents(out / gguf_file.FILE))
+
+
+def test_someones_gguf_file_is_no_model(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny("llama", tied=True), tmp_path / "model")
+    (model / "model.safetensors").rename(model / gguf_file.FILE)
+    with pytest.raises(CompressError, match="only there as GGUF"):
+        made(model, text, tmp_path, scheme="W4A16")
 
 
 def joined_by_score(text: str, scores: dict[str, float]) -> list[str]:
