@@ -125,21 +125,26 @@ def llama_cpp(path: str, request: dict[str, Any]) -> dict[str, Any]:
     params.model.path, params.n_ctx, params.n_parallel, params.warmup = f"{path}/model.gguf", 1024, 1, False
     server = xllamacpp.Server(params)
 
-    def ask(prompt: list[int], count: int, choices: int) -> list[dict[str, Any]]:
+    def ask(prompt: list[int], count: int, choices: int, **more: Any) -> list[dict[str, Any]]:
         asked = {"prompt": prompt, "n_predict": count, "temperature": 0.0, "ignore_eos": True, "n_probs": choices}
-        found = server.handle_completions({**asked, "cache_prompt": True, "stream": False})
+        found = server.handle_completions({**asked, "cache_prompt": True, "stream": False, **more})
         found = json.loads(found) if isinstance(found, str | bytes) else found
-        return list(found["choices"][0]["logprobs"]["content"])
+        return list((found["choices"][0]["logprobs"] or {"content": []})["content"])
+
+    # The server says nothing of a token that is half a character: have it choose one that is whole, which changes
+    # nothing of what it says before choosing.
+    whole = {"logit_bias": [[request["prompt"][0], 1000.0]]}
 
     def loss(before: list[int], token: int) -> float:
         for choices in (500, 1 << 20):  # all of them only where it has to be: they are megabytes of JSON
-            likely = {choice["id"]: choice["logprob"] for choice in ask(before, 1, choices)[0]["top_logprobs"]}
+            likely = {choice["id"]: choice["logprob"] for choice in ask(before, 1, choices, **whole)[0]["top_logprobs"]}
             if token in likely:
                 return -float(likely[token])
         raise ValueError(f"llama.cpp does not say how likely token {token} is")
 
     nll = [[loss(window[:i], window[i]) for i in range(1, len(window))] for window in request["tokens"]]
-    return {"nll": nll, "generated": [choice["id"] for choice in ask(request["prompt"], request["output"], 1)]}
+    chosen = [choice["id"] for choice in ask(request["prompt"], request["output"], 1)]
+    return {"nll": nll, "generated": chosen + [-1] * (request["output"] - len(chosen))}
 
 
 def main(loader: str, path: str, request_file: str, answer_file: str) -> None:
