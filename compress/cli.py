@@ -31,6 +31,7 @@ examples:
   compress run gptq-4bit --model smollm2-135m     make, verify and measure an artifact
   compress plan gptq-4bit --model llama3-8b       see what would be done, in seconds
   compress eval artifacts/smollm2-135m--gptq-4bit --suite core
+  compress compare artifacts/smollm2-135m--gptq-4bit artifacts/smollm2-135m--rtn-4bit
   compress report artifacts/smollm2-135m--gptq-4bit
   compress recipes                                what can be made
   compress models                                 names of models
@@ -62,6 +63,13 @@ def parser() -> argparse.ArgumentParser:
     judge.add_argument("--against", metavar="BASE", help="the model to compare with (an artifact's own base)")
     judge.add_argument("--out", type=Path, help="folder of the report (the artifact's, else evaluations/<name>)")
     _machine(judge)
+    sides = _add(commands, "compare", "put artifacts and other checkpoints side by side, on the same terms")
+    sides.add_argument("targets", nargs="+", metavar="PATH_OR_ID", help="artifacts, or models' folders, names or ids")
+    sides.add_argument("--suite", help="a name or a YAML file (each artifact's own)")
+    sides.add_argument("--against", metavar="BASE", help="the model to compare with (the first artifact's base)")
+    sides.add_argument("--out", type=Path, help="folder of the comparison (comparisons/<names>)")
+    sides.add_argument("--force", action="store_true", help="also where they were not measured alike; it is said")
+    sides.add_argument("--threads", type=int, metavar="N", help="CPU threads (all cores)")
     turn = _add(commands, "convert", "write an artifact's codes in another format")
     turn.add_argument("artifact", type=Path, help="an artifact, or any quantized checkpoint that is read here")
     turn.add_argument("--to", required=True, metavar="FORMAT", help="the format to write")
@@ -148,6 +156,26 @@ def _eval(options: argparse.Namespace) -> int:
             progress=bars.update,
         )  # fmt: skip
     return _say_outcome(outcome, "evaluation", options.json)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from compress.comparison import compare, document
+    from compress.evaluation.beside import text
+
+    _quiet(options.threads)
+    with _Bars(silent=options.json) as bars:
+        found = compare(
+            options.targets, suite=options.suite, against=options.against, out=options.out, force=options.force,
+            progress=bars.update,
+        )  # fmt: skip
+    if options.json:
+        print(json.dumps({"comparison": str(found.folder), **document(found)}))
+        return 0
+    print(text(found.table))
+    for line in found.table.differences:
+        print("\n".join(textwrap.wrap(f"not alike: {line}", 80, subsequent_indent="      ")))
+    print(f"\ncomparison {found.folder / 'comparison.html'}")
+    return 0
 
 
 def _convert(options: argparse.Namespace) -> int:

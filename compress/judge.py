@@ -50,7 +50,7 @@ def judge(
     _check_artifact(folder, ours)
     settings = Evaluate(**lock["recipe"]["evaluate"]) if ours else Evaluate()
     chosen = Suite(**lock["suite"]) if suite is None and lock.get("suite") else load_suite(suite or settings.suite)
-    named = (str(folder.resolve()) if ours else target, against or (_base_name(lock) if ours else None))
+    named = (str(folder.resolve()) if ours else target, against or (base_name(lock) if ours else None))
     for name in filter(None, named):  # what is wrong with a name is said before anything is fetched
         resolve_model(name, weights=False)
     source, base = (resolve_model(name, weights=True) if name else None for name in named)
@@ -116,7 +116,7 @@ def _check_home(home: Path, source: Source, base: Source | None) -> None:
         )
 
 
-def _base_name(lock: dict[str, Any]) -> str:
+def base_name(lock: dict[str, Any]) -> str:
     """The model that an artifact was made from, as `--model` takes it."""
     model = lock["model"]
     if model["kind"] == "folder":

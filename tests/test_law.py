@@ -49,8 +49,8 @@ evaluation.intervals evaluation.significance evaluation.stream evaluation.suite 
 evaluation.worker
 evaluation.speed evaluation.likelihood evaluation.compare evaluation.accuracy
 evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
-evaluation.figures evaluation.page evaluation.card
-verify keys evaluation.questions job windows measure pipeline judge convert __init__
+evaluation.figures evaluation.beside evaluation.page evaluation.card
+verify keys evaluation.questions job windows measure pipeline judge comparison convert __init__
 cli __main__
 """.split()  # noqa: SIM905  # a page of names reads better without quotes
 MODULES = ["compress" if name == "__init__" else f"compress.{name}" for name in ORDER]

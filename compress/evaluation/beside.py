@@ -1,0 +1,135 @@
+"""Several checkpoints side by side, each against the same base on the same terms: a line for each.
+
+What is put in one table has to be measured alike: same tasks and documents, same text, same runtime, dtype and batch. A
+condition that tells of the checkpoint itself (how it quantizes activations) may differ; any other that does is named,
+and such reports stand side by side only where that was asked for, marked.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.evaluation.figures import badge
+from compress.evaluation.metrics import Row
+from compress.evaluation.report import Report
+from compress.evaluation.rows import POOLED, SPECS
+from compress.evaluation.table import WIDTH, show_range, shown
+from compress.evaluation.text import MISSING, plain
+
+_OWN = ("activations", "kv_cache")  # conditions that belong to the checkpoint
+_ALIKE = ("acc", "acc_norm", "acc_delta", "recovery", "perplexity", "kld_mean", "prefill_tok_s", "decode_tok_s")
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+# What a column shows: its head, the metric, whose value, which task (None: the first there is), its width.
+_COLUMNS = (
+    ("size", "size_bytes", "artifact", None, 8), ("Δ accuracy", "acc_delta", "pair", POOLED, 10),
+    ("recovery", "recovery", "pair", POOLED, 8), ("ppl", "perplexity", "artifact", None, 6),
+    ("KLD", "kld_mean", "pair", None, 8), ("tok/s", "decode_tok_s", "artifact", None, 5),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value as text, and its interval."""
+
+    value: str
+    range: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The table: its columns' heads; of each checkpoint name, cells and verdict; what was measured otherwise."""
+
+    heads: list[str]
+    lines: list[tuple[str, list[Cell], str]]
+    differences: list[str]
+
+
+def differences(reports: Mapping[str, Report]) -> list[str]:
+    """What was not measured alike, a sentence each; empty when everything was."""
+    found = []
+    for metric in _ALIKE:
+        terms = {name: dict(_terms(report, metric)) for name, report in reports.items()}
+        for task in sorted({task for known in terms.values() for task in known}):
+            absent = [name for name, known in terms.items() if task not in known]
+            said = {name: known[task] for name, known in terms.items() if task in known}
+            if absent:
+                found.append(f"{metric}, {task}: not measured of {', '.join(absent)}")
+            first, *others = said.items()
+            for name, conditions in others:
+                keys = [k for k in {**first[1], **conditions} if first[1].get(k) != conditions.get(k)]
+                if keys:
+                    one, other = ({k: c.get(k) for k in keys} for c in (first[1], conditions))
+                    found.append(f"{metric}, {task}: {first[0]} {json.dumps(one)}, {name} {json.dumps(other)}")
+    return list(dict.fromkeys(found))
+
+
+def _terms(report: Report, metric: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """For each task of a metric, and each point of its grid, the conditions that have to be alike."""
+    for row in report["measurements"]:
+        if row["metric"] == metric and row["subject"] != "base" and row["task"] != "heldout":
+            where = {k: v for k, v in row["conditions"].items() if k not in _OWN}
+            point = [str(where[key]) for key in ("batch", "context", "output") if key in where]
+            yield " ".join([row["task"], "×".join(point)]).strip(), where
+
+
+def beside(reports: Mapping[str, Report], apart: Sequence[str] = ()) -> Beside:
+    """The table of reports by name; `apart` are the differences that were allowed."""
+    lines = [
+        (name, [_cell(report, metric, subject, task) for _, metric, subject, task, _ in _COLUMNS], _outcome(report))
+        for name, report in reports.items()
+    ]
+    kept = [i for i in range(len(_COLUMNS)) if any(cells[i].value != MISSING for _, cells, _ in lines)]
+    first = next(iter(reports.values()))
+    base = [
+        _cell(first, metric, "base", task) if subject == "artifact" else Cell("", "")
+        for _, metric, subject, task, _ in _COLUMNS
+    ]
+    every = [(str(first["base"]["name"]), base, "base"), *lines]
+    shown_lines = [(name, [cells[i] for i in kept], said) for name, cells, said in every]
+    return Beside([_COLUMNS[i][0] for i in kept], shown_lines, list(apart))
+
+
+def _outcome(report: Report) -> str:
+    found = badge(report)
+    return MISSING if found.tone == "none" else found.word.lower()
+
+
+def _cell(report: Report, metric: str, subject: str, task: str | None) -> Cell:
+    row = _row(report, metric, subject, task)
+    if row is None:
+        return Cell(MISSING, "")
+    return Cell(shown(SPECS[metric], row["value"]), show_range(SPECS[metric], row))
+
+
+def _row(report: Report, metric: str, subject: str, task: str | None) -> Row | None:
+    """The metric's row of a task, else its first that is of a suite's measuring and not of the walk's."""
+    rows = [r for r in report["measurements"] if (r["metric"], r["subject"]) == (metric, subject)]
+    wanted = [r for r in rows if r["task"] == task] or [r for r in rows if r["task"] != "heldout"]
+    return wanted[0] if wanted else None
+
+
+def text(table: Beside) -> str:
+    """The table at most 80 columns wide: names are cut, the figures are not."""
+    widths = {head: width for head, *_, width in _COLUMNS}
+    figures = sum(widths[head] + 2 for head in table.heads) + 2 + len("non-inferior")
+    first = WIDTH - figures
+    made = [" " * first + "".join(f"  {head:>{widths[head]}}" for head in table.heads) + "  verdict", "─" * WIDTH]
+    for name, cells, said in table.lines:
+        head = plain(name) if len(plain(name)) <= first else plain(name)[: first - 1] + "…"
+        values = "".join(f"  {c.value:>{widths[h]}}" for h, c in zip(table.heads, cells, strict=True))
+        made.append(f"{head:<{first}}{values}  {said}".rstrip())
+    return "\n".join(made)
+
+
+def html(table: Beside, links: Mapping[str, str]) -> str:
+    """The table as one page that needs no network; `links` lead from names to reports."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return environment.get_template("beside.html.j2").render(table=table, links=links, style=style)
