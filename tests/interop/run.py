@@ -90,7 +90,10 @@ PROMPT = (
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,"  # every next token leads by 3 nats: no tie that rounding decides
 )
 # What a library is known not to do, by case, format and loader.
-LIMITS: dict[tuple[str, str, str], str] = {}
+LIMITS: dict[tuple[str, str, str], str] = {
+    ("smollm2 awq W4A16_ASYM", "gptq", "vllm"): "refused: vLLM reads symmetric weights of this format only",
+    ("llama3", "gguf", "transformers_gguf"): "transformers overlooks Llama 3's rotary scaling in GGUF",
+}
 TOLERANCE = 0.03  # nats a token, of the mean loss: bfloat16 layers against float32
 
 
@@ -185,26 +188,27 @@ def main(only: list[str]) -> int:
         ids = list(tokenizer(words).encode((HERE.parents[1] / "README.md").read_text()[:4000]))
         tokens_NT = torch.tensor(ids[: 2 * 256]).view(2, 256)
         prompt_T = torch.tensor(list(tokenizer(words).encode(PROMPT)))
-        request = work / "request.json"
-        request.write_text(json.dumps({"tokens": tokens_NT.tolist(), "prompt": prompt_T.tolist(), "output": 16}))
         for case in CASES:
             if not only or any(case.startswith(start) for start in only):
-                known[case] = run_case(case, work, words, (tokens_NT, prompt_T), request)
+                known[case] = run_case(case, work, words, (tokens_NT, prompt_T))
                 failed += sum(row[-1] == "no" for row in known[case]["rows"])
                 RESULTS.write_text(json.dumps({name: known[name] for name in CASES if name in known}, indent=1) + "\n")
                 (HERE / "results.md").write_text(table(known))
     return 1 if failed else 0
 
 
-def run_case(
-    case: str, work: Path, words: Path, asked: tuple[torch.Tensor, torch.Tensor], request: Path
-) -> dict[str, Any]:
+def run_case(case: str, work: Path, words: Path, asked: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
     """Solves once, and has every loader of every format compute: rows, the libraries' versions, the date."""
     model, step, formats = CASES[case]
-    if model in RANDOM and not (work / model).is_dir():
-        random_model(model, work / model, words)
+    tokens_NT, prompt_T = asked
+    if model in RANDOM:
+        tokens_NT = tokens_NT[:1, :96]  # llama.cpp's server takes half a second to say all of a distribution
+        if not (work / model).is_dir():
+            random_model(model, work / model, words)
+    request = work / "request.json"
+    request.write_text(json.dumps({"tokens": tokens_NT.tolist(), "prompt": prompt_T.tolist(), "output": 16}))
     first = solved(case, str(work / model) if model in RANDOM else model, step, formats[0], work)
-    wanted = {"nll": ours(first, asked[0]), "generated": greedy(first, asked[1], 16)}
+    wanted = {"nll": ours(first, tokens_NT), "generated": greedy(first, prompt_T, 16)}
     rows, versions = [], dict[str, str]()
     for fmt in formats:
         folder = first if fmt == formats[0] else convert(first, fmt, None, lambda *_: None).folder
@@ -230,10 +234,10 @@ def table(known: dict[str, Any]) -> str:
     return "\n".join([
         "# Other libraries on our checkpoints", "",
         f"`make interop`, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, on a CPU: {said}.", "",
-        "Perplexity of 510 tokens by our own decoded model (float32) and by the library, and how many of 16 greedy",
-        "tokens agree. Losses may differ by 0.03 nats a token: gptqmodel and vLLM compute in bfloat16, llama.cpp",
-        "rounds inputs to 8 bits. Of random weights only the losses count. auto-gptq 0.7.1 leaves tied embeddings at",
-        "zero: they are put in by hand.", "",
+        "Perplexity of 510 tokens (of random models 95) by our own decoded model (float32) and by the library, and how",
+        "many of 16 greedy tokens agree. Losses may differ by 0.03 nats a token: gptqmodel and vLLM compute in bfloat16,",
+        "llama.cpp rounds inputs to 8 bits. Of random weights only the losses count. auto-gptq 0.7.1 leaves tied",
+        "embeddings at zero: they are put in by hand.", "",
         "| artifact | format | loader | ours | theirs | same tokens | agrees |", "|---|---|---|--:|--:|--:|---|",
         *rows, "",
     ])  # fmt: skip
