@@ -76,6 +76,8 @@ def _check_fit(scheme: Scheme, targets: Sequence[tuple[str, tuple[int, int]]], d
         kind = scheme.weights.type
         fit = [n for n, s in PRESETS.items() if s.weights.type == kind and not any(misfit(s, t) for _, t in targets)]
         name, why = odd[0]
+        if scheme.weights.strategy == "super_group":
+            fit = ["W4A16 or W4A16_ASYM with group_size 32", *(n for n in fit if n == "W8A16")]
         draft.refusals.append(
             f"{len(odd)} weights cannot be {scheme.text} (such as {name}: {why}); "
             f"use {' or '.join(fit)}, or `overrides` for these weights"
@@ -114,7 +116,8 @@ def row_of(
         if scheme.weights.type == "int" and scheme.weights.strategy == "group":
             scheme = scheme.reordered()
         else:
-            draft.refusals.append(f"{name}: `actorder: group` is for integers in groups, not for {scheme.text}")
+            why = f"`actorder: group` is for integers in groups, not for {scheme.text}; leave it out"
+            draft.refusals += [] if why in draft.refusals else [why]
     if scheme and not name.startswith(family.blocks + "."):
         why = "its weights are the embedding's" if tied and name == family.head else "only blocks are quantized"
         draft.refusals.append(f"{name} cannot be quantized: {why}; add it to `ignore`")

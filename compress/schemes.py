@@ -204,6 +204,8 @@ class Scheme(BaseModel):
 def _grain(args: QuantArgs) -> str:
     if args.block_structure:
         return "block {}×{}".format(*args.block_structure)
+    if args.strategy == "super_group":
+        return f"Q{args.num_bits}_K"
     order = ", act-order" if args.actorder else ""
     return f"{args.strategy} {args.group_size}{order}" if args.group_size else args.strategy
 
