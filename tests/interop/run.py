@@ -218,6 +218,8 @@ def run_case(case: str, work: Path, words: Path, asked: tuple[torch.Tensor, torc
             limit = next(
                 (why for (c, f, l), why in LIMITS.items() if case.startswith(c) and (f, l) == (fmt, loader)), ""
             )
+            if "isn't supported yet" in cells[2]:
+                limit = f"{loader} does not know this family"
             versions.update(found.get("versions", {}))
             rows.append([fmt, loader, *cells[:2], limit or cells[2], "yes" if good else "known" if limit else "no"])
             sys.stdout.write(" | ".join([case, *rows[-1]]) + "\n")
