@@ -32,7 +32,7 @@ from torch import Tensor
 from compress.errors import CompressError
 from compress.formats import gguf_facts, gguf_file, gguf_words
 from compress.formats.base import DECODED, Format
-from compress.formats.gguf_file import FILE
+from compress.formats.gguf_header import FILE
 from compress.numerics import LEAST_HALF, QuantizedWeight
 from compress.schemes import K_QUANTS, SUPER, QuantArgs, Scheme
 

@@ -23,10 +23,9 @@ from torch import Tensor
 from compress.errors import CompressError
 from compress.files import sync
 from compress.formats import gguf_facts, gguf_words
-from compress.formats.gguf_header import read_header
+from compress.formats.gguf_header import FILE, read_header
 from compress.shards import StoredTensor
 
-FILE = "model.gguf"
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
 _DERIVED = ".rotary_emb.inv_freq"  # in older checkpoints; the architecture computes it
 _FACTORS = "rope_freqs.weight"

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from compress.errors import CompressError
 
+FILE = "model.gguf"  # in an artifact's folder
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32

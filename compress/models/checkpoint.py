@@ -10,6 +10,7 @@ from torch import Tensor
 
 from compress.errors import CompressError
 from compress.formats import gguf_file
+from compress.formats.gguf_header import FILE as GGUF
 from compress.models.files import INDEX, SINGLE, is_gguf
 
 
@@ -33,7 +34,7 @@ class Checkpoint:
         """The named tensors, in the dtype in which they are stored."""
         tensors: dict[str, Tensor] = {}
         for file in sorted({self.files[name] for name in names}):
-            if file == gguf_file.FILE:
+            if file == GGUF:
                 tensors |= {name: gguf_file.read(self.folder / file, name) for name in names}
                 continue
             with safe_open(self.folder / file, framework="pt", backend="pread") as handle:
@@ -56,7 +57,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     single, index = folder / SINGLE, folder / INDEX
     if is_gguf(folder):
-        return Checkpoint(folder, dict.fromkeys(gguf_file.contents(folder / gguf_file.FILE), gguf_file.FILE))
+        return Checkpoint(folder, dict.fromkeys(gguf_file.contents(folder / GGUF), GGUF))
     if not single.is_file() and index.is_file():
         return Checkpoint(folder, json.loads(index.read_text())["weight_map"])
     if not single.is_file():

@@ -15,7 +15,7 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from compress.errors import CompressError
-from compress.formats import gguf_file
+from compress.formats.gguf_header import FILE as GGUF
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -26,12 +26,12 @@ _AGAIN = "copy or download the folder again; what is there is not whole"
 
 def weight_files(folder: Path) -> list[Path]:
     """The files in a folder that look like its weights."""
-    return sorted(p for p in folder.glob("*") if p.suffix == ".safetensors" or p.name == gguf_file.FILE)
+    return sorted(p for p in folder.glob("*") if p.suffix == ".safetensors" or p.name == GGUF)
 
 
 def is_gguf(folder: Path) -> bool:
     """Whether a folder's weights are a GGUF file of ours, as its config.json says, and nothing else."""
-    if [path.name for path in weight_files(folder)] != [gguf_file.FILE] or not (folder / "config.json").is_file():
+    if [path.name for path in weight_files(folder)] != [GGUF] or not (folder / "config.json").is_file():
         return False
     return (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method") == "gguf"
 
@@ -49,8 +49,10 @@ def check_weights(folder: Path) -> list[Path]:
         _check_file(folder / SINGLE)
         return [folder / SINGLE]
     if is_gguf(folder):
-        gguf_file.contents(folder / gguf_file.FILE)
-        return [folder / gguf_file.FILE]
+        from compress.formats.gguf_file import contents  # here: naming a model needs no torch
+
+        contents(folder / GGUF)
+        return [folder / GGUF]
     index = folder / INDEX
     if not index.is_file():
         raise _no_weights(folder)

@@ -17,6 +17,7 @@ from compress.convert import convert
 from compress.errors import CompressError
 from compress.evaluation.stream import stream
 from compress.formats import gguf, gguf_facts, gguf_file, gguf_words
+from compress.formats.gguf_header import FILE
 from tests.conftest import MakeTiny
 from tests.test_convert import assert_same
 from tests.test_pipeline import run, write_recipe
@@ -31,7 +32,7 @@ def made(model: Path, words: Path, folder: Path, **step: Any) -> Path:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    return {name: field.contents() for name, field in GGUFReader(folder / gguf_file.FILE).fields.items()}
+    return {name: field.contents() for name, field in GGUFReader(folder / FILE).fields.items()}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_transformers_reads_the_same_model(
 
     out = made(tiny(family, tied=tied, **config), text, tmp_path, **step)
     loader: Any = AutoModelForCausalLM
-    model = loader.from_pretrained(out, gguf_file=gguf_file.FILE, dtype=torch.float32).eval()
+    model = loader.from_pretrained(out, gguf_file=FILE, dtype=torch.float32).eval()
     tokens_1T = torch.arange(3, 67)[None]
     with torch.inference_mode():
         theirs_TV: Tensor = model(tokens_1T).logits[0]
@@ -86,7 +87,7 @@ def test_what_the_file_says(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
     assert said["tokenizer.ggml.token_type"][-1] == 5  # unused
     assert (said["tokenizer.ggml.bos_token_id"], said["tokenizer.ggml.eos_token_id"]) == (0, 1)
     assert said["tokenizer.ggml.add_bos_token"] is True
-    kinds = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(out / gguf_file.FILE).tensors}
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(out / FILE).tensors}
     assert kinds["blk.0.attn_q.weight"] == "Q4_0"
     assert kinds["blk.1.attn_norm.weight"] == kinds["output_norm.weight"] == "F32"
     assert kinds["token_embd.weight"] == kinds["output.weight"] == "BF16"
@@ -100,7 +101,7 @@ def test_there_and_back(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
     back = convert(there, "compressed-tensors", tmp_path / "back", lambda *_: None).folder
     assert_same(source, there)
     assert_same(source, back)
-    assert not (back / gguf_file.FILE).exists()
+    assert not (back / FILE).exists()
     assert facts(there)["general.name"].startswith("llama-untied")
 
 
@@ -112,7 +113,7 @@ def test_an_offset_that_does_not_fit_is_not_converted(tiny: MakeTiny, text: Path
 
 def test_a_file_that_is_not_whole(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
     out = made(tiny("llama", tied=True), text, tmp_path, scheme="W4A16")
-    path = out / gguf_file.FILE
+    path = out / FILE
     whole = path.read_bytes()
     for broken in (b"", b"GGUF", whole[:5000], whole[:-200], b"nothing of the kind" * 50):
         path.write_bytes(broken)
@@ -265,12 +266,12 @@ def test_rotary_frequencies_of_old_checkpoints_are_left_out(tiny: MakeTiny, text
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     out = made(model, text, tmp_path, scheme="W4A16")
-    assert not any("rotary" in name for name in gguf_file.contents(out / gguf_file.FILE))
+    assert not any("rotary" in name for name in gguf_file.contents(out / FILE))
 
 
 def test_someones_gguf_file_is_no_model(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny("llama", tied=True), tmp_path / "model")
-    (model / "model.safetensors").rename(model / gguf_file.FILE)
+    (model / "model.safetensors").rename(model / FILE)
     with pytest.raises(CompressError, match="only there as GGUF"):
         made(model, text, tmp_path, scheme="W4A16")
 

@@ -93,6 +93,7 @@ PROMPT = (
 LIMITS: dict[tuple[str, str, str], str] = {
     ("smollm2 awq W4A16_ASYM", "gptq", "vllm"): "refused: vLLM reads symmetric weights of this format only",
     ("llama3", "gguf", "transformers_gguf"): "transformers overlooks Llama 3's rotary scaling in GGUF",
+    ("yarn", "gguf", "transformers_gguf"): "transformers overlooks YaRN's rotary scaling in GGUF",
 }
 TOLERANCE = 0.03  # nats a token, of the mean loss: bfloat16 layers against float32
 
