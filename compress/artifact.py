@@ -174,7 +174,7 @@ def clear_state(folder: Path) -> None:
 def remove_proof(folder: Path) -> None:
     """Deletes lock and report, then the weights that they speak of: new weights never stand beside an old proof."""
     weights = [*folder.glob("model*.gguf*"), *folder.glob("model*.safetensors*")]
-    for path in (folder / LOCK, folder / "report.json", folder / INDEX, *weights):
+    for path in (folder / LOCK, folder / "report.json", folder / "quantize_config.json", folder / INDEX, *weights):
         path.unlink(missing_ok=True)
     for evidence in (DOCUMENTS, CHARTS):
         shutil.rmtree(folder / evidence, ignore_errors=True)

@@ -9,7 +9,6 @@ Left out: codes that would fit after a change of scales; solve again with the ot
 """
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace as replace_fields
@@ -30,7 +29,7 @@ from compress.formats import FORMATS
 from compress.formats.base import Format
 from compress.measure import Progress, publish, size_rows
 from compress.models.checkpoint import Checkpoint, open_checkpoint
-from compress.models.files import check_weights
+from compress.models.files import check_weights, read_config
 from compress.models.load import StreamedModel, linears, open_model
 from compress.pipeline import Outcome
 from compress.plan import read_plan
@@ -74,12 +73,23 @@ def convert(source: Path, to: str, out: Path | None, progress: Progress) -> Outc
     _refuse(coded, target)
     home = out or source.resolve().with_name(f"{source.resolve().name}-{target.name}")
     artifact.check_folder(home, source)
+    lock = artifact.read_lock(home)
+    if lock.get("stages") and "converted" not in lock:
+        raise CompressError(
+            "the folder holds an artifact that was not converted, which this would replace", where=str(home),
+            hint="choose another --out",
+        )  # fmt: skip
     with artifact.claimed(home):
         work = home / artifact.STATE
         artifact.clear_state(home)
         replace(work / "key", f"convert {target.name}".encode())
+        try:
+            tensors = _recoded(coded, target, work, progress)
+        except CompressError:
+            artifact.remove_state(home)  # what stood here before still stands
+            raise
         artifact.remove_proof(home)
-        _write(coded, target, home, progress)
+        _write(coded, target, home, tensors)
         found = _verify(coded, target, home, progress)
         document = _publish(coded, target, home, found)
         artifact.remove_state(home)
@@ -87,10 +97,8 @@ def convert(source: Path, to: str, out: Path | None, progress: Progress) -> Outc
 
 
 def _open(folder: Path) -> _Coded:
-    if not (folder / "config.json").is_file():
-        raise CompressError("there is no checkpoint here: config.json is missing", where=str(folder))
+    config = read_config(folder)
     check_weights(folder)
-    config = json.loads((folder / "config.json").read_text())
     model = open_model(folder, config)
     fmt, schemes = artifact.read_schemes(config, [name for name, _, _ in linears(model.skeleton)])
     if fmt is None:
@@ -103,7 +111,22 @@ def _open(folder: Path) -> _Coded:
         raise CompressError(f"{', '.join(changed)} changed since the artifact was verified", where=str(folder))
     checkpoint = model.fit(open_checkpoint(folder))
     artifact.check_claims(checkpoint, fmt, schemes)
+    _check_whole(model, checkpoint, fmt, schemes)
     return _Coded(folder, config, model, checkpoint, fmt, schemes)
+
+
+def _check_whole(model: StreamedModel, checkpoint: Checkpoint, fmt: Format, schemes: Mapping[str, Scheme]) -> None:
+    """Refuses a checkpoint that lacks a tensor of the model that its config describes."""
+    expected = set(model.skeleton.state_dict())
+    if model.skeleton.config.tie_word_embeddings:  # type: ignore[union-attr]
+        expected.discard(f"{model.family.head}.weight")
+    coded = {f"{name}.{part}" for name in schemes for part in fmt.parts} & set(checkpoint.files)
+    absent = sorted(expected - set(checkpoint.files) - {f"{name.rpartition('.')[0]}.weight" for name in coded})
+    if absent:
+        raise CompressError(
+            f"{len(absent)} tensors of the model are not there, {absent[0]} first", where=str(checkpoint.folder),
+            hint="check that config.json and the weights belong together, and are whole",
+        )  # fmt: skip
 
 
 def _refuse(coded: _Coded, target: Format) -> None:
@@ -141,14 +164,18 @@ def _obstacle(coded: _Coded, target: Format) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def _write(coded: _Coded, target: Format, home: Path, progress: Progress) -> None:
-    """The checkpoint: what was coded in the new format, everything else as it was."""
-    work = home / artifact.STATE
+def _recoded(coded: _Coded, target: Format, work: Path, progress: Progress) -> list[StoredTensor]:
+    """Every tensor of the new checkpoint: what was coded in the new format, everything else as it was."""
     replaced = {f"{name}.{part}" for name in coded.schemes for part in coded.format.parts}
     tensors = _others(coded, replaced, work)
     for i, (name, scheme) in enumerate(coded.schemes.items()):
         tensors += _recode(coded, target, name, scheme, work / f"{i:05d}.safetensors")
         progress("convert", i + 1, len(coded.schemes))
+    return tensors
+
+
+def _write(coded: _Coded, target: Format, home: Path, tensors: list[StoredTensor]) -> None:
+    """The checkpoint's files."""
     ignore = [name for name, _, _ in linears(coded.model.skeleton) if name not in coded.schemes]
     settings = target.config(coded.schemes, ignore, coded.format.read_cache(coded.config["quantization_config"]))
     artifact.write_config(home, coded.config, settings)
@@ -190,8 +217,8 @@ def _recode(coded: _Coded, target: Format, name: str, scheme: Scheme, path: Path
     stored = coded.stored(name)
     weight = coded.format.read(name, stored, scheme)
     assert weight is not None, "a coded checkpoint holds codes"
-    tensors = target.encode(name, weight, scheme)
     wanted_OI = coded.format.decode(name, stored, scheme)
+    tensors = target.encode(name, weight, scheme) if target.packs else {f"{name}.weight": wanted_OI.bfloat16()}
     if not torch.equal(target.decode(name, tensors, scheme), _kept(wanted_OI, target)):
         raise CompressError(
             f"format {target.name} would change a weight: its scales or codes do not fit", where=name,

@@ -59,7 +59,8 @@ def byte_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     vocab = ["<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocab)}, merges=[]))
+    vocab.append("Āā")  # one merge, of two bytes that no text has: llama.cpp reads no tokenizer without any
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocab)}, merges=[("Ā", "ā")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])

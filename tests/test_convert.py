@@ -129,7 +129,7 @@ def test_scales_that_would_be_rounded_are_refused(tiny: MakeTiny, text: Path, tm
 
 
 def test_no_checkpoint_is_no_traceback(tmp_path: Path) -> None:
-    with pytest.raises(CompressError, match=r"config\.json is missing"):
+    with pytest.raises(CompressError, match=r"there is no config\.json"):
         convert(tmp_path, "gptq", None, silent)
 
 
@@ -145,3 +145,38 @@ def test_what_the_config_says_and_the_weights_are(tiny: MakeTiny, text: Path, tm
         convert(source, "awq", tmp_path / "out", silent)
     with pytest.raises(CompressError, match="is coded"):
         artifact.open_artifact(source)
+
+
+def test_a_conversion_that_fails_leaves_what_stood_there(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    source = made(tiny, text, tmp_path, scheme="W4A16_ASYM")
+    other = convert(source, "gptq", tmp_path / "out", silent).folder
+    before = {path.name: path.read_bytes() for path in other.iterdir() if path.is_file()}
+    with pytest.raises(CompressError, match="would change a weight"):
+        convert(source, "gguf", other, silent)
+    assert {path.name: path.read_bytes() for path in other.iterdir() if path.is_file()} == before
+    assert not (other / artifact.STATE).exists()
+    convert(source, "awq", other, silent)
+    assert not (other / "quantize_config.json").exists()  # of the format that stood here
+    with pytest.raises(CompressError, match="was not converted"):
+        convert(other, "gptq", source, silent)
+
+
+def test_a_checkpoint_that_lacks_a_tensor(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    source = made(tiny, text, tmp_path, scheme="W4A16")
+    tensors = load_file(source / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    (source / "lock.json").unlink()
+    with pytest.raises(CompressError, match=r"model\.norm\.weight first"):
+        convert(source, "gptq", None, silent)
+    (source / "config.json").write_text("{bad")
+    with pytest.raises(CompressError, match="not JSON"):
+        convert(source, "gptq", None, silent)
+
+
+def test_codes_with_offsets_become_dense(tiny: MakeTiny, text: Path, tmp_path: Path) -> None:
+    run(write_recipe(tmp_path, text, scheme="W4A16_ASYM", group_size=32, fmt="gguf"), tiny("llama", tied=True),
+        tmp_path / "made")  # fmt: skip
+    out = convert(tmp_path / "made", "dense", tmp_path / "dense", silent).folder
+    before, after = weights(tmp_path / "made"), weights(out)
+    assert all(torch.equal(before[name].bfloat16().float(), after[name]) for name in before if "norm" not in name)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import DECODED, Format, integer_scheme, thirty_twos
-from compress.numerics import LEAST_HALF, QuantizedWeight, dequantize
+from compress.formats.base import DECODED, Format, integer_scheme, thirty_twos, with_half_scales
+from compress.numerics import QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output whose code stands at each place of a word
@@ -69,11 +69,12 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
     """Checkpoint tensors of a coded weight."""
     del scheme
     assert coded.g_idx_I is None, "the plan refuses groups in the columns' order"
+    coded = with_half_scales(name, coded)
     zero_OG = torch.zeros_like(coded.scale, dtype=torch.int8) if coded.zero is None else coded.zero
     return {
         f"{name}.qweight": pack(coded.q_OI.t() + 8),
         f"{name}.qzeros": pack(zero_OG.t() + 8),
-        f"{name}.scales": coded.scale.clamp_min(LEAST_HALF).half().t().contiguous(),
+        f"{name}.scales": coded.scale.half().t().contiguous(),
     }
 
 

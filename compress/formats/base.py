@@ -1,15 +1,17 @@
 """What an on-disk format is: a pair of pure codecs, a predicate and the words for config.json."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.numerics import QuantizedWeight
+from compress.numerics import LEAST_HALF, QuantizedWeight, dequantize
 from compress.schemes import QuantArgs, Scheme
 from compress.shards import StoredTensor
 
@@ -90,7 +92,29 @@ class Format:
     holds_cache: bool = False
 
 
+_MOST_CHANGE = 0.01
 DECODED = "speed and memory are measured here with weights decoded to the model's dtype"
+
+
+def with_half_scales(name: str, coded: QuantizedWeight) -> QuantizedWeight:
+    """The coded weight with its scales in float16's range and precision.
+
+    Raises:
+        CompressError: that changes the weight by more than a hundredth: it is too small, or too large.
+    """
+    scale = coded.scale.clamp_min(LEAST_HALF).half().float()
+    rounded = dataclasses.replace(coded, scale=scale)
+    if torch.equal(scale, coded.scale):
+        return rounded
+    w_OI = dequantize(coded)
+    change = float((dequantize(rounded) - w_OI).norm() / w_OI.norm().clamp_min(torch.finfo(torch.float32).tiny))
+    if not change <= _MOST_CHANGE:
+        size = "small" if bool(scale.isfinite().all()) else "large"
+        raise CompressError(
+            f"its weights are too {size} for scales in float16, which this format stores", where=name,
+            hint="use the format compressed-tensors or dense, or leave the layer out (ignore)",
+        )  # fmt: skip
+    return rounded
 
 
 def thirty_twos(shape: tuple[int, int]) -> str | None:

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from compress.errors import CompressError
 from compress.formats import gguf_facts, gguf_file, gguf_words
-from compress.formats.base import DECODED, Format
+from compress.formats.base import DECODED, Format, with_half_scales
 from compress.formats.gguf_header import FILE
-from compress.numerics import LEAST_HALF, QuantizedWeight
+from compress.numerics import QuantizedWeight
 from compress.schemes import K_QUANTS, SUPER, QuantArgs, Scheme
 
 BLOCK = 32
@@ -123,6 +123,8 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
     kind = block_type(args, in_features)
     assert kind is not None, "the plan refuses what there is no block for"
     assert coded.g_idx_I is None, "the plan refuses groups in the columns' order"
+    if args.strategy != "super_group":
+        coded = with_half_scales(name, coded)
     columns = BLOCKS[kind][1]
     # unsigned codes; symmetric blocks of more bits than the codes have put zero in their own middle
     middle = _SYMMETRIC.get(kind, 0 if kind == "Q8_0" else int(-args.qmin))
@@ -138,7 +140,7 @@ def _pack_flat(kind: str, code_NC: Tensor, coded: QuantizedWeight, args: QuantAr
     def each(value_OG: Tensor) -> Tensor:
         return value_OG.repeat_interleave(blocks // value_OG.shape[-1], -1).reshape(-1, 1)
 
-    scale_N1 = each(coded.scale.clamp_min(LEAST_HALF)).half()
+    scale_N1 = each(coded.scale).half()
     parts = [scale_N1.view(torch.uint8)]
     if kind.endswith("_1"):
         zero_N1 = args.qmin - each(coded.zero.float() if coded.zero is not None else torch.zeros_like(coded.scale))
@@ -179,7 +181,7 @@ def _steps(kind: str, coded: QuantizedWeight, args: QuantArgs) -> tuple[Tensor, 
         return step_N2[:, :1], step_N2[:, 1:], count_NG.to(torch.uint8), least_NG.to(torch.uint8)
     blocks = coded.q_OI.shape[1] // SUPER
     times = blocks // coded.scale.shape[-1]
-    d_N1 = coded.scale.clamp_min(LEAST_HALF).repeat_interleave(times, -1).reshape(-1, 1)
+    d_N1 = coded.scale.repeat_interleave(times, -1).reshape(-1, 1)
     zero_OG = torch.zeros_like(coded.scale) if coded.zero is None else coded.zero.float()
     least_N1 = (zero_OG - args.qmin).repeat_interleave(times, -1).reshape(-1, 1)
     ones_NG = torch.ones(len(d_N1), groups, dtype=torch.uint8)

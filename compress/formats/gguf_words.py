@@ -82,6 +82,8 @@ def refusal(folder: Path) -> str | None:
     model = document["model"]
     if model.get("type") != "BPE":
         return f"its tokenizer is of the kind {model.get('type')}; BPE is written"
+    if not model.get("merges"):
+        return "its tokenizer has no merges, without which llama.cpp does not load it"
     odd = [key for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model.get(key)]
     if odd:
         return f"its tokenizer has a {odd[0]}, which llama.cpp does not know"

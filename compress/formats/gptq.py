@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats.base import DECODED, Format, integer_scheme, thirty_twos
-from compress.numerics import LEAST_HALF, QuantizedWeight, dequantize, pack_int32, unpack_int32
+from compress.formats.base import DECODED, Format, integer_scheme, thirty_twos, with_half_scales
+from compress.numerics import QuantizedWeight, dequantize, pack_int32, unpack_int32
 from compress.schemes import QuantArgs, Scheme
 
 _BITS = (2, 3, 4, 8)
@@ -58,14 +58,14 @@ def encode(name: str, coded: QuantizedWeight, scheme: Scheme) -> dict[str, Tenso
     zero_OG = torch.zeros_like(coded.scale, dtype=torch.int8) if coded.zero is None else coded.zero
     if bool((zero_OG == scheme.weights.qmin).any()):
         raise CompressError("a zero point is the smallest code, which the format gptq cannot say", where=name)
-    in_features = coded.q_OI.shape[1]
+    coded, in_features = with_half_scales(name, coded), coded.q_OI.shape[1]
     g_idx_I = coded.g_idx_I
     if g_idx_I is None:
         g_idx_I = torch.arange(in_features, dtype=torch.int32) // scheme.weights.span(in_features)
     return {
         f"{name}.qweight": pack_int32(coded.q_OI, bits).t().contiguous(),
         f"{name}.qzeros": pack_int32((zero_OG - 1).t(), bits),  # from 1 up: see the refusal above
-        f"{name}.scales": coded.scale.clamp_min(LEAST_HALF).half().t().contiguous(),
+        f"{name}.scales": coded.scale.half().t().contiguous(),
         f"{name}.g_idx": g_idx_I.clone(),
     }
 

@@ -162,3 +162,14 @@ def test_settings_come_back() -> None:
     assert gguf.read_config(settings, ["a.q", "a.k", "b"]) == schemes
     with pytest.raises(CompressError, match="not read"):
         gguf.read_config({"quant_method": "gguf"}, ["a.q"])
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e9])
+def test_weights_that_float16_scales_cannot_say(size: float) -> None:
+    """Refused rather than blown up or turned into infinities; a group that is nearly nothing beside the rest is not."""
+    scheme = scheme_of(4, 32)
+    with pytest.raises(CompressError, match="too small" if size < 1 else "too large"):
+        gguf.encode("l", round_to_nearest(weight() * size, None, scheme.weights, scale_search=False), scheme)
+    w_OI = weight()
+    w_OI[3] *= 1e-9
+    gguf.encode("l", round_to_nearest(w_OI, None, scheme.weights, scale_search=False), scheme)
