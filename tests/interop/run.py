@@ -239,8 +239,9 @@ def table(known: dict[str, Any]) -> str:
         f"`make interop`, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, on a CPU: {said}.", "",
         "Perplexity of 510 tokens (of random models 95) by our own decoded model (float32) and by the library,",
         "and how many of 16 greedy tokens agree. Losses may differ by 0.03 nats a token: gptqmodel and vLLM",
-        "compute in bfloat16, llama.cpp rounds inputs to 8 bits. Of random weights only the losses count. auto-",
-        "gptq 0.7.1 leaves tied embeddings at zero: they are put in by hand.", "",
+        "compute in bfloat16, llama.cpp rounds inputs to 8 bits, transformers leaves the inputs of fp8 layers as",
+        "they are on a CPU. Of random weights only the losses count. auto-gptq 0.7.1 leaves tied embeddings at",
+        "zero: they are put in by hand.", "",
         "| artifact | format | loader | ours | theirs | same tokens | agrees |", "|---|---|---|--:|--:|--:|---|",
         *rows, "",
     ])  # fmt: skip
