@@ -102,7 +102,7 @@ def make_plan(
     """
     draft = Draft()
     step = recipe.solver
-    resolved = resolve_groups(step, shapes, draft)
+    resolved = resolve_groups(step, shapes, (fmt, family.model_type), draft)
     rows = tuple(row_of(name, shape, step, resolved, (family, shapes, fmt), draft) for name, shape in shapes.linears)
     check_patterns(step, rows, draft)
     check_format(rows, fmt, family.model_type, draft)

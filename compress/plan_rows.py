@@ -33,8 +33,12 @@ class Draft:
     notes: list[str] = field(default_factory=list)
 
 
-def resolve_groups(step: StepConfig, shapes: ModelShapes, draft: Draft) -> Scheme | None:
-    """The step's scheme with the first group size that divides every target."""
+def resolve_groups(step: StepConfig, shapes: ModelShapes, about: tuple[Format, str], draft: Draft) -> Scheme | None:
+    """The step's scheme with the first group size that divides every target.
+
+    Args:
+        about: the format and the model's type, for advice.
+    """
     scheme = scheme_of(step.scheme)
     if scheme is None:
         return None
@@ -45,7 +49,7 @@ def resolve_groups(step: StepConfig, shapes: ModelShapes, draft: Draft) -> Schem
                 f"group_size {step.group_size} does not go with {scheme.text}, whose grain is the format's own; "
                 "leave group_size out"
             )
-        _check_fit(scheme, targets, draft)
+        _check_fit(scheme, targets, about, draft)
         return scheme
     asked = step.group_size or scheme.weights.group_size
     if asked is None:
@@ -69,19 +73,33 @@ def resolve_groups(step: StepConfig, shapes: ModelShapes, draft: Draft) -> Schem
     return scheme.with_group_size(asked)
 
 
-def _check_fit(scheme: Scheme, targets: Sequence[tuple[str, tuple[int, int]]], draft: Draft) -> None:
-    """Refuses a scheme with a grain of its own where that does not divide a weight."""
+def _check_fit(
+    scheme: Scheme, targets: Sequence[tuple[str, tuple[int, int]]], about: tuple[Format, str], draft: Draft
+) -> None:
+    """Refuses a scheme with a grain of its own where that does not divide a weight; names those that would fit."""
     odd = [(name, why) for name, shape in targets if (why := misfit(scheme, shape))]
     if odd:
-        kind = scheme.weights.type
-        fit = [n for n, s in PRESETS.items() if s.weights.type == kind and not any(misfit(s, t) for _, t in targets)]
+        fit = _fitting(scheme.weights.type, targets, *about)
         name, why = odd[0]
-        if scheme.weights.strategy == "super_group":
-            fit = ["W4A16 or W4A16_ASYM with group_size 32", *(n for n in fit if n == "W8A16")]
         draft.refusals.append(
             f"{len(odd)} weights cannot be {scheme.text} (such as {name}: {why}); "
-            f"use {' or '.join(fit)}, or `overrides` for these weights"
+            + (f"use {' or '.join(fit)}, or `overrides` for these weights" if fit else "use `overrides` for them")
         )
+
+
+def _fitting(kind: str, targets: Sequence[tuple[str, tuple[int, int]]], fmt: Format, model_type: str) -> list[str]:
+    """The presets of a kind that divide all weights, with a group size where they take one.
+
+    Those that the format holds; where there is none, those that another does.
+    """
+    found: dict[str, Scheme] = {}
+    for name, preset in PRESETS.items():
+        sizes = (preset.weights.group_size, 64, 32) if preset.regroups and preset.weights.group_size else (None,)
+        schemes = [preset if size is None else preset.with_group_size(size) for size in sizes]
+        fits = [s for s in schemes if s.weights.type == kind and not any(misfit(s, shape) for _, shape in targets)]
+        if fits:
+            found[name if fits[0] == preset else f"{name} with group_size {fits[0].weights.group_size}"] = fits[0]
+    return [name for name, s in found.items() if fmt.can_write(s, model_type) is None] or list(found)
 
 
 def row_of(
