@@ -259,7 +259,8 @@ def write_tensors(
     """
     fmt, words, name = about
     if fmt.close is not None:
-        fmt.close(folder, tensors, model.resolved, words, name)
+        parts = [tensor for tensor in tensors if not tensor.name.endswith(model.ignored)]
+        fmt.close(folder, parts, model.resolved, words, name)
     else:
         write_checkpoint(folder, [replace_fields(t, name=model.family.stored_tensor(t.name)) for t in tensors])
 

@@ -1,7 +1,7 @@
 """`compress compare A B C`: artifacts and other tools' checkpoints side by side, each measured against one base.
 
-Each is judged as `compress eval` does, which measures only what is not known yet, and all by the same suite. What
-`eval` reports of each stays where it is; the comparison is a folder with a page and a JSON document of its own.
+Each is judged as `compress eval` does, which measures only what is not known yet. What `eval` reports of each stays
+where it is; the comparison is a folder with a page and a JSON document of its own.
 """
 
 import os
@@ -37,7 +37,7 @@ def compare(
 
     Args:
         targets: artifacts, or models as `--model` takes them; two at least.
-        suite: a name or a file; by default the first artifact's.
+        suite: a name or a file; by default an artifact's own, and of anything else "embedded".
         against: the base; by default that of the first artifact of ours.
         out: the comparison's folder, by default `comparisons/<names>`.
         force: also where they were not measured alike; what differs is then said.

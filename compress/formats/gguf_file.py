@@ -27,7 +27,6 @@ from compress.formats.gguf_header import FILE, read_header
 from compress.shards import StoredTensor
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
-_DERIVED = ".rotary_emb.inv_freq"  # in older checkpoints; the architecture computes it
 _FACTORS = "rope_freqs.weight"
 _ENDS = ("model.embed_tokens", "model.norm", "lm_head")
 _LAYERS = (
@@ -80,7 +79,7 @@ def write(folder: Path, tensors: Sequence[StoredTensor], config: Mapping[str, An
     architecture = gguf_facts.ARCHITECTURES[config["model_type"]]
     number = next(n for n, said in MODEL_ARCH_NAMES.items() if said == architecture)
     spelled = get_tensor_name_map(number, int(config["num_hidden_layers"]))
-    entries = [_entry(tensor, config, spelled) for tensor in tensors if not tensor.name.endswith(_DERIVED)]
+    entries = [_entry(tensor, config, spelled) for tensor in tensors]
     factors = gguf_facts.frequency_factors(config)
     if factors is not None:
         entries.append(_Entry(_FACTORS, "F32", tuple(factors.shape), lambda: factors))

@@ -28,8 +28,6 @@ _TEKKEN = (
 )
 # llama.cpp's names of the rules by which text is cut, with the expression or the digits' rule before GPT-2's.
 _SPLITS = {_WORDS.format(digits="{1,3}"): "llama-bpe", _WORDS.format(digits=""): "qwen2", _TEKKEN: "tekken"}
-
-
 # Of these llama.cpp takes a whole word from the vocabulary, whatever the merges say (`ignore_merges`).
 _WHOLE_WORDS = ("llama-bpe", "tekken")
 
@@ -78,8 +76,11 @@ def refusal(folder: Path) -> str | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return "its tokenizer has no tokenizer.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    model = document["model"]
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        model = document["model"]
+    except (ValueError, KeyError, TypeError):
+        return "its tokenizer.json is not one"
     if model.get("type") != "BPE":
         return f"its tokenizer is of the kind {model.get('type')}; BPE is written"
     if not model.get("merges"):
