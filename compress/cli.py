@@ -43,6 +43,8 @@ An interrupted run goes on from where it was when the same command is given agai
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of every command."""
+    from compress.formats import FORMATS
+
     top = argparse.ArgumentParser(
         prog="compress",
         description="Make language models smaller and faster, and know what it cost.",
@@ -72,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     sides.add_argument("--threads", type=int, metavar="N", help="CPU threads (all cores)")
     turn = _add(commands, "convert", "write an artifact's codes in another format")
     turn.add_argument("artifact", type=Path, help="an artifact, or any quantized checkpoint that is read here")
-    turn.add_argument("--to", required=True, metavar="FORMAT", help="the format to write")
+    turn.add_argument("--to", required=True, metavar="FORMAT", help="the format to write: " + ", ".join(FORMATS))
     turn.add_argument("--out", type=Path, help="the new folder (beside the artifact, with the format's name)")
     show = _add(commands, "report", "print an artifact's report")
     show.add_argument("artifact", type=Path, help="folder of an artifact")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -71,7 +72,7 @@ def convert(source: Path, to: str, out: Path | None, progress: Progress) -> Outc
     target: Format = resolve(FORMATS, to, kind="format", where="--to")
     coded = _open(source)
     _refuse(coded, target)
-    home = out or source.resolve().with_name(f"{source.resolve().name}-{target.name}")
+    home = out or (source if source.name else source.resolve()).with_name(f"{source.resolve().name}-{target.name}")
     artifact.check_folder(home, source)
     lock = artifact.read_lock(home)
     if lock.get("stages") and "converted" not in lock:
@@ -108,7 +109,10 @@ def _open(folder: Path) -> _Coded:
         )  # fmt: skip
     changed = artifact.altered(folder) if artifact.read_lock(folder) else []
     if changed:
-        raise CompressError(f"{', '.join(changed)} changed since the artifact was verified", where=str(folder))
+        raise CompressError(
+            f"{', '.join(changed)} changed since the artifact was verified", where=str(folder),
+            hint="run its recipe again: it makes anew what is missing",
+        )  # fmt: skip
     checkpoint = model.fit(open_checkpoint(folder))
     artifact.check_claims(checkpoint, fmt, schemes)
     _check_whole(model, checkpoint, fmt, schemes)
@@ -136,7 +140,10 @@ def _refuse(coded: _Coded, target: Format) -> None:
         CompressError: with the formats that would do.
     """
     if target.name == coded.format.name:
-        raise CompressError(f"it is in the format {target.name} already", where=str(coded.folder))
+        raise CompressError(
+            f"it is in the format {target.name} already", where=str(coded.folder),
+            hint=f"name another: {', '.join(name for name in FORMATS if name != target.name)}",
+        )  # fmt: skip
     why = _obstacle(coded, target)
     if why is None:
         return
@@ -187,6 +194,10 @@ def _write(coded: _Coded, target: Format, home: Path, tensors: list[StoredTensor
         (home / file).unlink(missing_ok=True)  # of an earlier conversion
         if (coded.folder / file).is_file():
             shutil.copyfile(coded.folder / file, home / file)
+    recipe = home / "recipe.yaml"
+    if recipe.is_file():  # it asks for this format now
+        document = {**yaml.safe_load(recipe.read_text(encoding="utf-8")), "format": target.name}
+        replace(recipe, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
 
 
 def _model_name(coded: _Coded) -> str:
@@ -263,7 +274,7 @@ def _publish(coded: _Coded, target: Format, home: Path, verified: dict[str, Any]
     kept = [r for r in (old["measurements"] if old else []) if _holds(r, target)]
     about = dict(old["artifact"]) if old else {"scheme": [kind.text for kind in kinds]}
     about |= {
-        "name": home.name, "format": target.name, "loaders": list(target.loaders),
+        "name": home.name, "format": target.name, "loaders": list(target.read_by(kinds)),
         "notes": [f"converted from the format {coded.format.name}: {what}", *told, *dict.fromkeys(caveats)],
     }  # fmt: skip
     document = report.build(
@@ -292,8 +303,9 @@ def _keep_plan(target: Format, home: Path, bits: float, notes: list[str]) -> Non
     sizes = [target.weight_bytes(r.scheme, r.shape) if r.scheme else r.bytes_after for r in plan.rows]
     rows = tuple(dataclasses.replace(r, bytes_after=size) for r, size in zip(plan.rows, sizes, strict=True))
     saved = sum(r.bytes_before - r.bytes_after for r in rows)
+    loaders = target.read_by({r.scheme for r in rows if r.scheme})
     plan = dataclasses.replace(
-        plan, format=target.name, loaders=target.loaders, rows=rows, bytes_after=plan.bytes_before - saved, bpw=bits,
+        plan, format=target.name, loaders=loaders, rows=rows, bytes_after=plan.bytes_before - saved, bpw=bits,
         notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
     artifact.write_json(home / "plan.json", plan.document())

@@ -134,7 +134,7 @@ def make_plan(
         statistics=statistics,
         sequential=sequential,
         calibration=calibration,
-        loaders=fmt.loaders,
+        loaders=fmt.read_by({row.scheme for row in coded if row.scheme}),
         suite=suite or recipe.evaluate.suite,
         memory_bytes=_memory(shapes, calibration, statistics, sequential),
         disk_bytes=2 * (before - saved) + _chain_bytes(shapes, calibration, data),

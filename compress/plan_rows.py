@@ -141,7 +141,7 @@ def row_of(
         draft.refusals.append(f"{name} cannot be quantized: {why}; add it to `ignore`")
         scheme = None
     if tied and name == family.head:
-        before, reason = 0, reason + "; tied to the embedding"
+        before, reason = 0, "; ".join(filter(None, (reason, "tied to the embedding")))
     after = fmt.weight_bytes(scheme, shape) if scheme else before
     return PlanRow(name, shape, scheme, step.method if scheme else None, reason, before, after)
 

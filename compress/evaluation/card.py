@@ -161,18 +161,9 @@ def _entry(label: str, row: Row) -> dict[str, Any]:
 
 
 def reads_vllm(report: Report) -> bool:
-    """Whether vLLM reads the artifact: said by its `loaders`, else by its format and widths.
-
-    Of packed integers vLLM's kernels read 4 and 8 bits only, in rows or in groups of 32, 64 or 128.
-    """
-    artifact = report["artifact"]
-    loaders = artifact.get("loaders")
-    if loaders is not None:
-        return any("vllm" in loader.lower() for loader in _list(loaders))
-    schemes = " ".join(_list(artifact.get("scheme")))
-    widths, sizes = re.findall(r"\bint(\d+)", schemes), re.findall(r"\bgroup (\d+)", schemes)
-    fits = {*widths} <= {"4", "8"} and {*sizes} <= {"32", "64", "128"}
-    return artifact.get("format") == "dense" or (artifact.get("format") == "compressed-tensors" and fits)
+    """Whether vLLM reads the artifact, as its `loaders` say."""
+    loaders = _list(report["artifact"].get("loaders"))
+    return report["artifact"].get("format") == "dense" or any("vllm" in loader.lower() for loader in loaders)
 
 
 # What transformers needs for a format.
@@ -189,7 +180,7 @@ def _llama_cpp(report: Report) -> str | None:
         return None
     name = shlex.quote(plain(report["artifact"]["name"]).lower())
     return "\n".join([
-        'llama-cli -m model.gguf -p "The river rises" -n 32', "",
+        'llama-cli -m model.gguf -no-cnv -p "The river rises" -n 32', "",
         'echo "FROM ./model.gguf" > Modelfile', f"ollama create {name} -f Modelfile",
         f'ollama run {name} "The river rises"',
     ])  # fmt: skip

@@ -21,6 +21,7 @@ from compress.evaluation.intervals import mean_interval
 from compress.evaluation.metrics import Row, Subject, row
 
 _LOGITS = 1 << 20  # logits computed at a time, for each model
+_LEAST = 16  # positions at a time nevertheless: a head is read anew for each piece, which costs more than its product
 _LIKELIEST = 5  # tokens
 _CONFIDENCE = (0.25, 0.5, 0.75, 0.95)  # the base's probability of its likeliest token, where its classes end
 
@@ -119,7 +120,7 @@ def next_token_nll(head: Head, hidden: Callable[[int], Tensor], tokens_NT: Tenso
 def _pieces(head: Head, hidden_1TD: Tensor) -> Iterator[tuple[int, int]]:
     """Spans of the positions with a next token, of so many that their logits stay few."""
     last = hidden_1TD.shape[1] - 1
-    size = max(1, _LOGITS // head(hidden_1TD[:, :1]).shape[-1])
+    size = max(_LEAST, _LOGITS // head(hidden_1TD[:, :1]).shape[-1])
     return ((start, min(start + size, last)) for start in range(0, last, size))
 
 

@@ -39,13 +39,19 @@ def fits(shape: tuple[int, int]) -> None:
     del shape
 
 
+def unread_by_none(scheme: Scheme) -> tuple[str, ...]:
+    """The `unread` of a format whose loaders read all that it holds."""
+    del scheme
+    return ()
+
+
 @dataclass(frozen=True)
 class Format:
     """One way to lay coded weights down in safetensors files.
 
     Attributes:
         name: as recipes say it.
-        loaders: programs that read it as it is.
+        loaders: programs that read it as it is; `read_by` leaves out those that do not read given schemes.
         can_write: (scheme, model_type) None when the scheme fits, else why not.
         can_mix: None when one checkpoint may hold all of several schemes, else why not.
         misfit: why a weight of shape [O, I] cannot be stored, None when it can.
@@ -64,6 +70,7 @@ class Format:
         packs: whether coded weights take less room on disk.
         refuses: (the config as transformers understands it, the model's folder where it is here) why its loaders would
             not compute this model, or not read its tokenizer; None when they do.
+        unread: the loaders that do not read a scheme, though the format holds it.
         close: writes the whole checkpoint into a folder, in a file of its own kind: (folder, the model's tensors by
             their modules' names, the config likewise, the folder of the tokenizer, the model's name); None for
             safetensors.
@@ -86,10 +93,15 @@ class Format:
     files: Callable[[Mapping[str, Any]], dict[str, Any]] = no_files
     misfit: Callable[[tuple[int, int]], str | None] = fits
     refuses: Callable[[Mapping[str, Any], Path | None], str | None] = refuses_none
+    unread: Callable[[Scheme], Collection[str]] = unread_by_none
     close: Callable[[Path, Sequence[StoredTensor], Mapping[str, Any], Path, str], None] | None = None
     packs: bool = True
     transposed: bool = False
     holds_cache: bool = False
+
+    def read_by(self, schemes: Collection[Scheme]) -> tuple[str, ...]:
+        """The loaders that read a checkpoint of these schemes."""
+        return tuple(name for name in self.loaders if not any(name in self.unread(scheme) for scheme in schemes))
 
 
 _MOST_CHANGE = 0.01

@@ -259,6 +259,15 @@ def _named(name: str, targets: list[str]) -> bool:
     return any(t in ("Linear", name) or (t.startswith("re:") and re.match(t[3:], name)) for t in targets)
 
 
+def unread(scheme: Scheme) -> tuple[str, ...]:
+    """The kernels of vLLM and SGLang for packed integers read 4 and 8 bits, by channel or in groups of 32, 64, 128."""
+    args = scheme.weights
+    if scheme.input_activations is not None or args.type != "int":
+        return ()
+    fits = args.num_bits in (4, 8) and (args.strategy == "channel" or args.group_size in (32, 64, 128))
+    return () if fits else ("vLLM", "SGLang")
+
+
 COMPRESSED_TENSORS = Format(
     name="compressed-tensors",
     loaders=("transformers with compressed-tensors ≥ 0.20", "vLLM", "SGLang"),
@@ -282,4 +291,5 @@ COMPRESSED_TENSORS = Format(
         INPUT_SCALE,
     ),
     holds_cache=True,
+    unread=unread,
 )

@@ -98,7 +98,8 @@ def caveat(scheme: Scheme, model_type: str = "") -> str:
     del model_type
     args = scheme.weights
     name = block_type(args, args.group_size or SUPER)
-    told = f"llama.cpp computes from the format gguf as it is; {DECODED}"
+    blocks = f"{name} blocks" if name is not None and args.strategy != "channel" else "blocks"
+    told = f"llama.cpp computes from the file's {blocks} as they are; {DECODED}"
     if name is None or _CODE_BITS[name] == args.num_bits:
         return told
     return f"{told}; codes of {args.num_bits} bits lie in blocks of {name}, which have room for {_CODE_BITS[name]}"

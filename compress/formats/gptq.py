@@ -113,7 +113,7 @@ def config(schemes: Mapping[str, Scheme], ignore: list[str], kv_cache: QuantArgs
 def files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """quantize_config.json, where auto-gptq looks; its own keys beside ours."""
     shared = ("bits", "group_size", "desc_act", "sym", "checkpoint_format", "quant_method")
-    own = {"damp_percent": 0.01, "static_groups": False, "true_sequential": True}
+    own = {"static_groups": False, "true_sequential": True}
     name = {"model_name_or_path": None, "model_file_base_name": "model"}
     return {"quantize_config.json": {key: settings[key] for key in shared} | own | name}
 
@@ -146,6 +146,11 @@ def _excluded(name: str, settings: Mapping[str, Any]) -> bool:
     return "." not in name or any(re.match(rule[2:], name) for rule in rules)
 
 
+def unread(scheme: Scheme) -> tuple[str, ...]:
+    """Of this format the kernels of vLLM and SGLang read no zero points."""
+    return () if scheme.weights.symmetric else ("vLLM", "SGLang")
+
+
 GPTQ = Format(
     name="gptq",
     loaders=("transformers with optimum and gptqmodel", "vLLM", "SGLang", "TGI", "ExLlama", "auto-gptq"),
@@ -162,4 +167,5 @@ GPTQ = Format(
     files=files,
     parts=("qweight", "qzeros", "scales", "g_idx"),
     transposed=True,
+    unread=unread,
 )

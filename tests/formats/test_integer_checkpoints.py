@@ -13,6 +13,7 @@ from torch import Tensor
 from compress.errors import CompressError
 from compress.formats import awq, fp8, gptq
 from compress.formats.base import Format
+from compress.formats.compressed_tensors import COMPRESSED_TENSORS
 from compress.methods.gptq import GptqConfig, solve
 from compress.methods.rounding import round_to_nearest
 from compress.numerics import QuantizedWeight, dequantize
@@ -215,3 +216,23 @@ def test_fp8_blocks_round_trip() -> None:
         fp8.read("l", {"l.weight": torch.zeros(256, 960), "l.weight_scale_inv": torch.ones(2, 8)}, scheme)
     with pytest.raises(CompressError, match="128"):
         fp8.read_config({**written, "activation_scheme": "static"}, [])
+
+
+@pytest.mark.parametrize(
+    ("fmt", "kinds", "read"),
+    [
+        (COMPRESSED_TENSORS, ["W4A16"], True),
+        (COMPRESSED_TENSORS, ["W8A16", "W8A8", "NVFP4A16"], True),
+        (COMPRESSED_TENSORS, ["W3A16"], False),
+        (COMPRESSED_TENSORS, ["W4A16", "W2A16"], False),
+        (gptq.GPTQ, ["W3A16"], True),
+        (gptq.GPTQ, ["W4A16_ASYM"], False),
+        (awq.AWQ, ["W4A16_ASYM"], True),
+    ],
+)  # fmt: skip
+def test_a_loader_is_named_only_where_it_reads_the_scheme(fmt: Format, kinds: list[str], read: bool) -> None:
+    loaders = fmt.read_by({PRESETS[kind] for kind in kinds})
+    assert ("vLLM" in loaders) is ("SGLang" in loaders) is read
+    assert loaders[0] == fmt.loaders[0]
+    odd = PRESETS["W4A16"].with_group_size(16)
+    assert ("vLLM" in fmt.read_by({odd})) is (fmt is not COMPRESSED_TENSORS)

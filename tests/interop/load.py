@@ -3,13 +3,15 @@
     python load.py LOADER CHECKPOINT REQUEST.json ANSWER.json
 
 The request holds `tokens` (windows of one length), `prompt` and `output` (how many tokens to generate after it); the
-answer `nll` (of every token after the first, by window), `generated`, and the versions. It imports nothing of this
-project.
+answer `nll` (of every token after the first, by window), `generated`, and the versions; of a library with a tokenizer
+of its own also `words`, the ids of the request's `text`, and `chat`, the text of its `messages`. It imports nothing
+of this project.
 """
 
 import json
 import os
 import sys
+import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -142,9 +144,17 @@ def llama_cpp(path: str, request: dict[str, Any]) -> dict[str, Any]:
                 return -float(likely[token])
         raise ValueError(f"llama.cpp does not say how likely token {token} is")
 
+    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked = urllib.request.Request(server.listening_address + path, json.dumps(body).encode())
+        with urllib.request.urlopen(asked) as answered:
+            return dict(json.loads(answered.read()))
+
+    words = post("/tokenize", {"content": request["text"], "add_special": True, "parse_special": True})["tokens"]
+    chat = post("/apply-template", {"messages": request["messages"]})["prompt"]
     nll = [[loss(window[:i], window[i]) for i in range(1, len(window))] for window in request["tokens"]]
     chosen = [choice["id"] for choice in ask(request["prompt"], request["output"], 1)]
-    return {"nll": nll, "generated": chosen + [-1] * (request["output"] - len(chosen))}
+    chosen += [-1] * (request["output"] - len(chosen))
+    return {"nll": nll, "generated": chosen, "words": words, "chat": chat}
 
 
 def main(loader: str, path: str, request_file: str, answer_file: str) -> None:

@@ -92,9 +92,16 @@ PROMPT = (
 # What a library is known not to do, by case, format and loader.
 LIMITS: dict[tuple[str, str, str], str] = {
     ("smollm2 awq W4A16_ASYM", "gptq", "vllm"): "refused: vLLM reads symmetric weights of this format only",
+    ("smollm2 gptq W3A16", "compressed-tensors", "vllm"): "refused: vLLM's kernels read 4 and 8 bits",
+    ("smollm2 gptq W3A16", "gptq", "vllm"): "refused: on CPUs vLLM's kernels read 4 bits",
     ("llama3", "gguf", "transformers_gguf"): "transformers overlooks Llama 3's rotary scaling in GGUF",
     ("yarn", "gguf", "transformers_gguf"): "transformers overlooks YaRN's rotary scaling in GGUF",
 }
+TEXT = "Hello  wörld, it's 12345 — naïve 中文字 🙂🙂\n\n\tdef f(x):\n    return x ** 2  # …\n" + PROMPT
+MESSAGES = [
+    {"role": "user", "content": "Hi there!"}, {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "What is 2 + 2?"},
+]  # fmt: skip
 TOLERANCE = 0.03  # nats a token, of the mean loss: bfloat16 layers against float32
 
 
@@ -111,7 +118,7 @@ def random_model(name: str, folder: Path, words: Path) -> Path:
             neutral = 1.0 if "norm" in part and name != "gemma3" else 0.0
             parameter.data.normal_(neutral, 0.1 if "norm" in part else scale)
     model.save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(words / file, folder / file)
     return folder
 
@@ -166,7 +173,7 @@ def ask(loader: str, environment: str | None, folder: Path, request: Path, work:
 
 
 def compared(wanted: dict[str, Any], found: dict[str, Any], *, random: bool) -> tuple[str, str, str, bool]:
-    """Perplexity of both, how many greedy tokens agree, and whether that is as it should be.
+    """Perplexity of both, how many greedy tokens agree, and whether these and the words are as they should be.
 
     Of random weights only the losses count: their likeliest tokens are hardly likelier than the next.
     """
@@ -175,8 +182,11 @@ def compared(wanted: dict[str, Any], found: dict[str, Any], *, random: bool) -> 
     losses = [torch.tensor(side["nll"]).mean().item() for side in (wanted, found)]
     pairs = list(zip(wanted["generated"], found["generated"], strict=True))
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-    good = abs(losses[0] - losses[1]) <= TOLERANCE and (random or same == len(pairs))
-    return f"{math.exp(losses[0]):.3f}", f"{math.exp(losses[1]):.3f}", f"{same} of {len(pairs)}", good
+    told, good = f"{same} of {len(pairs)}", abs(losses[0] - losses[1]) <= TOLERANCE and (random or same == len(pairs))
+    for part in found.keys() & wanted.keys() & {"words", "chat"}:
+        if found[part] != wanted[part]:
+            told, good = f"{told}; other {part}", False
+    return f"{math.exp(losses[0]):.3f}", f"{math.exp(losses[1]):.3f}", told, good
 
 
 def main(only: list[str]) -> int:
@@ -207,9 +217,14 @@ def run_case(case: str, work: Path, words: Path, asked: tuple[torch.Tensor, torc
         if not (work / model).is_dir():
             random_model(model, work / model, words)
     request = work / "request.json"
-    request.write_text(json.dumps({"tokens": tokens_NT.tolist(), "prompt": prompt_T.tolist(), "output": 16}))
+    said = {"tokens": tokens_NT.tolist(), "prompt": prompt_T.tolist(), "output": 16}
+    request.write_text(json.dumps({**said, "text": TEXT, "messages": MESSAGES}))
     first = solved(case, str(work / model) if model in RANDOM else model, step, formats[0], work)
-    wanted = {"nll": ours(first, tokens_NT), "generated": greedy(first, prompt_T, 16)}
+    spoken = tokenizer(words)
+    wanted = {
+        "nll": ours(first, tokens_NT), "generated": greedy(first, prompt_T, 16), "words": list(spoken.encode(TEXT)),
+        "chat": spoken.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True),
+    }  # fmt: skip
     rows, versions = [], dict[str, str]()
     for fmt in formats:
         folder = first if fmt == formats[0] else convert(first, fmt, None, lambda *_: None).folder
@@ -240,8 +255,9 @@ def table(known: dict[str, Any]) -> str:
         "Perplexity of 510 tokens (of random models 95) by our own decoded model (float32) and by the library,",
         "and how many of 16 greedy tokens agree. Losses may differ by 0.03 nats a token: gptqmodel and vLLM",
         "compute in bfloat16, llama.cpp rounds inputs to 8 bits, transformers leaves the inputs of fp8 layers as",
-        "they are on a CPU. Of random weights only the losses count. auto-gptq 0.7.1 leaves tied embeddings at",
-        "zero: they are put in by hand.", "",
+        "they are on a CPU. Of random weights only the losses count. llama.cpp must also cut a text of many kinds",
+        "into the same tokens and write a conversation alike. auto-gptq 0.7.1 leaves tied embeddings at zero:",
+        "they are put in by hand.", "",
         "| artifact | format | loader | ours | theirs | same tokens | agrees |", "|---|---|---|--:|--:|--:|---|",
         *rows, "",
     ])  # fmt: skip
