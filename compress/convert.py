@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import save_file
 from torch import Tensor
 
 from compress import artifact
@@ -35,7 +34,7 @@ from compress.models.load import StreamedModel, linears, open_model
 from compress.pipeline import Outcome
 from compress.plan import read_plan
 from compress.schemes import Scheme
-from compress.shards import StoredTensor, stored_tensors
+from compress.shards import StoredTensor, save_tensors, stored_tensors
 from compress.tables import resolve
 
 _ADDED_ONE = 2.0**-23  # what a float32 near one cannot hold: GGUF stores Gemma's norms with one added
@@ -213,7 +212,7 @@ def _others(coded: _Coded, replaced: set[str], work: Path) -> list[StoredTensor]
         for i, name in enumerate(sorted(set(coded.checkpoint.files) - replaced)):
             files.append(work / f"other-{i:05d}.safetensors")
             value = coded.checkpoint.read([name])[name]
-            save_file({name: value.to(dtype) if value.dtype == torch.float32 else value}, files[-1])
+            save_tensors({name: value.to(dtype) if value.dtype == torch.float32 else value}, files[-1])
     names = coded.model.family.module_tensors([t.name for file in files for t in stored_tensors(file)])
     stored = [replace_fields(t, name=names[t.name]) for file in files for t in stored_tensors(file)]
     return [tensor for tensor in stored if tensor.name not in replaced]
@@ -235,7 +234,7 @@ def _recode(coded: _Coded, target: Format, name: str, scheme: Scheme, path: Path
             f"format {target.name} would change a weight: its scales or codes do not fit", where=name,
             hint=f"solve again: compress run RECIPE --model MODEL --format {target.name}",
         )  # fmt: skip
-    save_file({n: t.t().contiguous() if n in coded.model.transposed else t for n, t in tensors.items()}, path)
+    save_tensors({n: t.t().contiguous() if n in coded.model.transposed else t for n, t in tensors.items()}, path)
     return stored_tensors(path)
 
 

@@ -7,10 +7,15 @@ every tensor in memory.
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from compress.files import replace, sync
 
@@ -42,6 +47,21 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
         for name, entry in header.items()
     ]
     return sorted(found, key=lambda t: t.start)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """A new safetensors file.
+
+    Raises:
+        OSError: the disk does not take it; the library says so only in words.
+    """
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def write_checkpoint(folder: Path, tensors: Sequence[StoredTensor], limit: int = SHARD_BYTES) -> list[Path]:

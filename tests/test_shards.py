@@ -1,6 +1,8 @@
 """Joined checkpoints: split, indexed, aligned, and read back by safetensors' own reader."""
 
+import errno
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compress import shards
-from compress.shards import stored_tensors, write_checkpoint
+from compress.shards import save_tensors, stored_tensors, write_checkpoint
 
 INDEX = "model.safetensors.index.json"
 
@@ -135,3 +137,16 @@ def test_the_same_tensors_give_the_same_bytes(sources: list[Path], tmp_path: Pat
         (tmp_path / name).mkdir()
         data.append([p.read_bytes() for p in write_checkpoint(tmp_path / name, stored(sources), 100)])
     assert data[0] == data[1]
+
+
+def test_a_disk_that_takes_no_more_is_said_as_by_any_file(tmp_path: Path) -> None:
+    """The library tells only in words which error it was."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            save_tensors({"a": torch.zeros(4096)}, tmp_path / "a.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.filename == str(tmp_path / "a.safetensors")

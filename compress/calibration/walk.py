@@ -37,7 +37,6 @@ from typing import Any
 
 import torch
 from greenlet import greenlet
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from compress.activations import QuantizedCache, QuantizedInput, wire_cache, wire_inputs
@@ -51,6 +50,7 @@ from compress.models.load import StreamedModel
 from compress.models.surgery import Channels, channels, fold_bias, fold_source, fold_targets
 from compress.numerics import QuantizedWeight, bf16_products, divided, static_scale
 from compress.schemes import CACHE_SCALES, QuantArgs, Scheme
+from compress.shards import save_tensors
 
 BATCH_TOKENS = 2048  # tokens that go through a block at a time
 
@@ -496,7 +496,7 @@ def _finish(block: Block, index: int, model: StreamedModel, state: State, heldou
     path = state.block_file(index)
     scaled = {k: v.to(untouched[k].dtype) for k, v in block.scaled.items()}
     kept = model.stored({**untouched, **block.tensors, **scaled})
-    save_file({**kept, TRACE: torch.cat(last)}, path.with_suffix(".tmp"))
+    save_tensors({**kept, TRACE: torch.cat(last)}, path.with_suffix(".tmp"))
     sync(path.with_suffix(".tmp"))
     os.replace(path.with_suffix(".tmp"), path)
     for chain in state.chains():

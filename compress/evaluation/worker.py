@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from compress.artifact import open_artifact
@@ -33,6 +32,7 @@ from compress.evaluation.memory import return_large_blocks
 from compress.evaluation.metrics import Row
 from compress.evaluation.stream import stream
 from compress.runtimes.hf import HfRuntime
+from compress.shards import save_tensors
 from compress.workers import call, serve, tell
 
 _FLOOR_TOKENS = 2048
@@ -152,10 +152,10 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 def _keep(path: Path, hidden: dict[str, Tensor]) -> None:
     """Keeps hidden states; a cache that cannot be written costs time, and nothing else."""
-    with contextlib.suppress(OSError, SafetensorError):
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        save_file(hidden, temporary)
+        save_tensors(hidden, temporary)
         temporary.replace(path)
 
 
