@@ -161,9 +161,12 @@ def _stages(asked: Evaluation) -> dict[str, Stage]:
             "perplexity not measured: this architecture or format is not streamed, and does not fit in memory whole",
         ),
         "accuracy": Stage(
-            key([tasks, questions.source(suite)], "accuracy", "likelihood", "questions", "compare", "intervals"),
+            key(
+                [tasks, questions.source(suite)], "accuracy", "likelihood", "blockwise", "questions", "compare",
+                "intervals",
+            ),
             _accuracy, lambda r: r["metric"] in _ACCURACY,
-            "accuracy not measured: the whole model does not fit in memory here",
+            "accuracy not measured: this architecture or format is not streamed, and does not fit in memory whole",
         ),
         "speed": Stage(
             key(timed, "speed"), _speed, lambda r: bool(r["task"] == "speed"),
@@ -223,14 +226,12 @@ def _accuracy(asked: Evaluation, progress: Progress) -> list[Row]:
     if asked.suite.accuracy is None:
         questions.forget(asked.home)
         return []
-    dtype = next((d for d, size in (("float32", 4), ("bfloat16", 2)) if _fits(asked.folders, size)), None)
-    if dtype is None:
-        raise Skipped
+    runtime, dtype = _runtime(asked)
     documents = questions.documents(asked.suite)
 
     def answers(folder: Path, name: str) -> Results:
         return questions.answers(
-            folder, documents, dtype=dtype, threads=torch.get_num_threads(),
+            folder, documents, runtime=runtime, dtype=dtype, threads=torch.get_num_threads(),
             progress=lambda done, total: progress(name, done, total),
         )  # fmt: skip
 
@@ -238,12 +239,27 @@ def _accuracy(asked: Evaluation, progress: Progress) -> list[Row]:
     found = answers(asked.artifact, "tasks")
     questions.keep(asked.home, base, found)
     conditions = {
-        "runtime": "hf", "device": "cpu", "dtype": dtype, "num_fewshot": 0, "chat_template": False,
+        "runtime": runtime, "device": "cpu", "dtype": dtype, "num_fewshot": 0, "chat_template": False,
         "window": WINDOW, "sample": Path(asked.suite.accuracy.sample or "all").stem,
         "data": artifact.digest([[name for _, name in pairs] for pairs in documents.values()])[:16],
         **artifact.coded_activations(asked.artifact),
     }  # fmt: skip
     return accuracy_rows(base, found, asked.suite, conditions)
+
+
+def _runtime(asked: Evaluation) -> tuple[str, str]:
+    """What both models are scored by, and its dtype: whole where they fit, else block by block, else in bfloat16.
+
+    Raises:
+        Skipped: none will do.
+    """
+    if _fits(asked.folders):
+        return "hf", "float32"
+    if all(map(streamed, asked.folders)):
+        return "stream", "float32"
+    if _fits(asked.folders, 2):
+        return "hf", "bfloat16"
+    raise Skipped
 
 
 def _speed(asked: Evaluation, progress: Progress) -> list[Row]:

@@ -146,7 +146,7 @@ def test_a_mixture_computes_what_each_group_says(
     calls.clear()
     model = open_artifact(tmp_path / "out")
     assert isinstance(model, CodedModel)
-    ((hidden, kwargs),) = model.embed(tokens(1, 3), 1)
+    ((hidden, kwargs),) = model.embed([tokens(1, 3)])
     with torch.no_grad():
         model.block(0)(hidden, **kwargs[0])
     assert len(calls) == 3

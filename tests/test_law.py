@@ -47,7 +47,7 @@ artifact
 runtimes runtimes.hf runtimes.draw
 evaluation.intervals evaluation.significance evaluation.stream evaluation.suite evaluation.cost evaluation.fidelity
 evaluation.worker
-evaluation.speed evaluation.likelihood evaluation.compare evaluation.accuracy
+evaluation.speed evaluation.likelihood evaluation.blockwise evaluation.compare evaluation.accuracy
 evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
 evaluation.figures evaluation.beside evaluation.page evaluation.card
 verify keys evaluation.questions job windows measure pipeline judge comparison convert __init__

@@ -424,11 +424,11 @@ def _begin(
     size = max(1, BATCH_TOKENS // length)
     sizes = sorted({min(size, count), count % size} - {0})
     if started:  # the arguments depend on a batch's shape alone
-        calls = {n: cast_calls(next(model.embed(tokens_NT[:n], n))[1], dtype) for n in sizes}
+        calls = {n: cast_calls(next(model.embed([tokens_NT[:n]]))[1], dtype) for n in sizes}
         return [(s, min(s + size, count), calls[min(size, count - s)]) for s in range(0, count, size)]
     batches = []
     kept: dict[int, list[dict[str, Any]]] = {}
-    for i, (hidden, call) in enumerate(model.embed(tokens_NT, size)):
+    for i, (hidden, call) in enumerate(model.embed(torch.split(tokens_NT, size))):
         for chain in chains:
             if chain is not None:
                 chain.fill(i * size, hidden)

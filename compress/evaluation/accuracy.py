@@ -1,8 +1,8 @@
 """Accuracy on lm-eval's tasks: their prompts and their scoring, our model behind them.
 
 lm-eval renders the documents and turns log-likelihoods into metrics; the log-likelihoods come from `likelihood`
-and any `Runtime`, so that every model is scored by the same code. Everything runs in a worker process: importing
-lm-eval and its datasets costs more memory than compressing a model.
+and any `Runtime`, or block by block from `blockwise`, so that every model is scored by the same code. Everything runs
+in a worker process: importing lm-eval and its datasets costs more memory than compressing a model.
 
 A task is looked for in three places: `eval/tasks/NAME/` (ours, its data beside it); where COMPRESS_DATA_DIR names
 a folder, `eval/tasks/local/NAME.yaml` (the field's tasks, from that folder's files); lm-eval's own (from the hub).
@@ -18,22 +18,25 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lm_eval
 import lm_eval.utils
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
+from compress.artifact import open_artifact
 from compress.errors import CompressError, nearest
-from compress.evaluation.likelihood import WINDOW, Tokens, score
+from compress.evaluation.blockwise import score_blockwise
+from compress.evaluation.likelihood import WINDOW, Score, Tokens, score
 from compress.models.files import max_positions
 from compress.models.load import hush
 from compress.models.words import tokenizer
-from compress.paths import data_dir
+from compress.paths import cache_dir, data_dir
 from compress.runtimes import RUNTIMES
 from compress.tables import resolve
 from compress.workers import serve, tell
@@ -42,13 +45,27 @@ _KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
 _LM_EVAL_TASKS = Path(lm_eval.__file__).parent / "tasks"
 
 
-class Scored(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """A runtime and a tokenizer as a model of lm-eval."""
+Scorer = Callable[[list[tuple[Tokens, Tokens]]], list[Score]]
 
-    def __init__(self, runtime: Any, words: Any, vocab_size: int, positions: int | None) -> None:
+
+class Scored(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
+    """Scores of (context, continuation) pairs and a tokenizer as a model of lm-eval.
+
+    Attributes:
+        asked: a hash of all tokens that were scored so far, in their order.
+    """
+
+    def __init__(self, scorer: Scorer, words: Any, positions: int | None) -> None:
         super().__init__()
-        self.runtime, self.tokenizer, self.vocab_size = runtime, words, vocab_size
+        self.scorer, self.tokenizer = scorer, words
         self.max_length = min(WINDOW, positions or WINDOW)
+        self.asked = hashlib.sha256()
+
+    @property
+    def begins(self) -> bool:
+        """Whether the tokenizer puts a BOS in front of a text."""
+        bos = self.tokenizer.bos_token_id
+        return bos is not None and self.tok_encode("a")[:1] == [bos]
 
     @property
     def eot_token_id(self) -> int:
@@ -103,8 +120,9 @@ class Scored(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             return continuation[-self.max_length - 1 : -self.max_length], continuation[-self.max_length :]
         return context[-room:], continuation
 
-    def _score(self, pairs: list[tuple[Tokens, Tokens]]) -> Any:
-        return score(self.runtime, pairs, vocab_size=self.vocab_size, progress=tell)
+    def _score(self, pairs: list[tuple[Tokens, Tokens]]) -> list[Score]:
+        self.asked.update(json.dumps(pairs).encode())
+        return self.scorer(pairs)
 
 
 # --- tasks and documents ---
@@ -203,7 +221,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     Request: `tasks`. To find documents, {name: sample}, a list of hashes or null for all; the answer names the
     (index, hash) pairs, and the metrics that the task reports. To score, {name: pairs}, and `model` (a folder),
-    `runtime`, `dtype`, `threads`.
+    `runtime` (of RUNTIMES, or "stream" for block by block in float32), `dtype`, `threads`.
     """
     with contextlib.redirect_stdout(sys.stderr):
         hush()
@@ -222,12 +240,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _evaluate(request: dict[str, Any], tasks: dict[str, Any]) -> dict[str, Any]:
     folder = Path(request["model"])
     config = json.loads((folder / "config.json").read_text())
-    runtime = resolve(RUNTIMES, request["runtime"], kind="runtime")()
-    runtime.load(folder, threads=request["threads"], dtype=request["dtype"])
     words = tokenizer(folder)
     if getattr(words, "backend_tokenizer", None) is not None:
         words.backend_tokenizer.no_truncation()  # saved tokenizers may cut; questions are cut by `Scored` alone
-    model = Scored(runtime, words, runtime.vocab_size, max_positions(config))
+    model = Scored(_scorer(request), words, max_positions(config))
     found = lm_eval.simple_evaluate(
         model=model,
         tasks=list(tasks.values()),
@@ -236,7 +252,23 @@ def _evaluate(request: dict[str, Any], tasks: dict[str, Any]) -> dict[str, Any]:
         bootstrap_iters=0,
         log_samples=True,
     )
-    return {name: _task_result(task, request["tasks"][name], found) for name, task in tasks.items()}
+    about = {
+        "backend": f"lm-eval {importlib.metadata.version('lm_eval')}", "bos": model.begins,
+        "prompts": model.asked.hexdigest()[:16],
+    }  # fmt: skip
+    return {name: {**_task_result(task, request["tasks"][name], found), **about} for name, task in tasks.items()}
+
+
+def _scorer(request: Mapping[str, Any]) -> Scorer:
+    """What scores pairs by the model in the request's folder."""
+    folder = Path(request["model"])
+    if request["runtime"] == "stream":
+        torch.set_num_threads(request["threads"])
+        model = open_artifact(folder)
+        return lambda pairs: score_blockwise(model, pairs, folder=cache_dir(), progress=tell)
+    runtime = resolve(RUNTIMES, request["runtime"], kind="runtime")()
+    runtime.load(folder, threads=request["threads"], dtype=request["dtype"])
+    return lambda pairs: score(runtime, pairs, vocab_size=runtime.vocab_size, progress=tell)
 
 
 def _task_result(task: Any, pairs: list[tuple[int, str]], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +289,7 @@ def _task_result(task: Any, pairs: list[tuple[int, str]], found: Mapping[str, An
     return {
         "documents": documents,
         "metrics": {metric: found["results"][name][f"{metric},none"] for metric in metrics},
-        "version": str(task.VERSION), "backend": f"lm-eval {importlib.metadata.version('lm_eval')}",
+        "version": str(task.VERSION),
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from compress.errors import CompressError
 from compress.evaluation.intervals import Array, bootstrap, paired_difference, wilson
 from compress.evaluation.metrics import METRICS, Row, Subject, row
 from compress.evaluation.significance import (
@@ -33,7 +34,7 @@ def accuracy_rows(base: Results | None, artifact: Results, suite: Suite, conditi
     assert suite.accuracy is not None
     rows: list[Row] = []
     pooled: list[Array] = []
-    conditions = {**conditions, "backend": next(iter(artifact.values()))["backend"]}
+    conditions = {**conditions, **_asked(base, artifact)}
     for task in suite.accuracy.tasks:
         found = artifact[task.task]
         where = {**conditions, "task_version": found["version"]}
@@ -50,6 +51,26 @@ def accuracy_rows(base: Results | None, artifact: Results, suite: Suite, conditi
     if pooled:
         rows.append(_recovery(np.concatenate(pooled), conditions))
     return _corrected(rows)
+
+
+def _asked(base: Results | None, artifact: Results) -> dict[str, Any]:
+    """What both were asked by whom: tokens by their hash, whether a BOS stands in front, lm-eval's version.
+
+    Raises:
+        CompressError: base and artifact were not asked the same.
+    """
+    first, *others = [
+        {key: found[key] for key in ("backend", "bos", "prompts")}
+        for results in (artifact, base) if results is not None for found in results.values()
+    ]  # fmt: skip
+    for other in others:
+        odd = [key for key in first if first[key] != other[key]]
+        if odd:
+            raise CompressError(
+                f"the two models were not asked the same: {odd[0]} is {other[odd[0]]} and {first[odd[0]]}",
+                where="the tasks", hint="give both the same tokenizer, and measure them with the same packages",
+            )  # fmt: skip
+    return first
 
 
 def _corrected(rows: list[Row]) -> list[Row]:

@@ -19,7 +19,7 @@ from compress.runtimes.hf import Runtime
 Tokens = tuple[int, ...]
 WINDOW = 2048  # the longest context that is scored at once; rolling windows have this length
 _PREFILL_TOKENS = 2048  # tokens of contexts that go through the model together
-_LOGITS = 1 << 25  # logits that exist at a time
+LOGITS = 1 << 25  # logits that exist at a time
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def score(
         by_context.setdefault(context, {})[continuation] = None
     known: dict[tuple[Tokens, Tokens], Score] = {}
     total = sum(map(len, by_context.values()))
-    for contexts in _batches(by_context, max(1, _LOGITS // vocab_size)):
+    for contexts in _batches(by_context, max(1, LOGITS // vocab_size)):
         pairs = [(row, c) for row, context in enumerate(contexts) for c in by_context[context]]
         found = _score_batch(runtime, contexts, pairs, vocab_size)
         known |= {(contexts[row], c): s for (row, c), s in zip(pairs, found, strict=True)}
@@ -82,17 +82,17 @@ def _score_batch(
     longest = int(lengths_R.max())
     targets_RT = torch.tensor([[*c, *[0] * (longest - len(c))] for _, c in pairs])
     first_BV = runtime.prefill(torch.tensor(contexts))
-    logprob_R, greedy_R = _gather(first_BV[rows_R].unsqueeze(1), targets_RT[:, :1], lengths_R)
-    step = max(1, _LOGITS // (vocab_size * len(pairs)))
+    logprob_R, greedy_R = gather(first_BV[rows_R].unsqueeze(1), targets_RT[:, :1], lengths_R)
+    step = max(1, LOGITS // (vocab_size * len(pairs)))
     for start in range(0, longest - 1, step):
         end = min(start + step, longest - 1)
         logits_RTV = runtime.follow(None if start else rows_R, targets_RT[:, start:end])
-        more_R, same_R = _gather(logits_RTV, targets_RT[:, start + 1 : end + 1], lengths_R - start - 1)
+        more_R, same_R = gather(logits_RTV, targets_RT[:, start + 1 : end + 1], lengths_R - start - 1)
         logprob_R, greedy_R = logprob_R + more_R, greedy_R & same_R
     return [Score(float(p), bool(g)) for p, g in zip(logprob_R, greedy_R, strict=True)]
 
 
-def _gather(logits_RTV: Tensor, targets_RT: Tensor, lengths_R: Tensor) -> tuple[Tensor, Tensor]:
+def gather(logits_RTV: Tensor, targets_RT: Tensor, lengths_R: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the targets' log-probabilities, and whether all are the most likely; `lengths_R` of each row count."""
     counts_RT = torch.arange(targets_RT.shape[1]) < lengths_R.unsqueeze(1)
     logits_RTV = logits_RTV.float()

@@ -73,13 +73,13 @@ def source(suite: Suite) -> list[Any]:
 
 
 def answers(
-    model: Path, asked: Documents, *, dtype: str, threads: int, progress: Callable[[int, int], None]
+    model: Path, asked: Documents, *, runtime: str, dtype: str, threads: int, progress: Callable[[int, int], None]
 ) -> Results:
     """How the checkpoint in a folder answers, from the cache where it is known."""
     libraries = [importlib.metadata.version(name) for name in ("lm_eval", "torch", "transformers")]
     key = keys.stage_key(
-        [keys.checkpoint_key(model), asked, dtype, libraries],
-        "evaluation/accuracy.py", "evaluation/likelihood.py", "runtimes/hf.py",
+        [keys.checkpoint_key(model), asked, runtime, dtype, libraries],
+        "evaluation/accuracy.py", "evaluation/likelihood.py", "evaluation/blockwise.py", "runtimes/hf.py",
     )  # fmt: skip
     path = cache_dir() / "answers" / f"{key}.json"
     try:
@@ -88,7 +88,7 @@ def answers(
             return dict(kept["results"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or damaged: asked again
-    request = {"tasks": asked, "model": str(model.resolve()), "runtime": "hf", "dtype": dtype, "threads": threads}
+    request = {"tasks": asked, "model": str(model.resolve()), "runtime": runtime, "dtype": dtype, "threads": threads}
     results: Results = call(
         "compress.evaluation.accuracy",
         request,

@@ -29,7 +29,7 @@ def stream(
         progress: called with blocks done and blocks in all.
     """
     size = batch or max(1, BATCH_TOKENS // tokens_NT.shape[1])
-    batches = list(model.embed(tokens_NT, size))
+    batches = list(model.embed(torch.split(tokens_NT, size)))
     hidden_NTD = torch.cat([hidden for hidden, _ in batches]).to(dtype)
     calls = [cast_calls(call, dtype) for _, call in batches]
     del batches

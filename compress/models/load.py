@@ -11,7 +11,7 @@ Left out: checkpoints whose weights are cut or stacked otherwise than the module
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -258,13 +258,13 @@ class StreamedModel:
         filled.load_state_dict(tensors, assign=True)
         return filled.requires_grad_(False).eval()
 
-    def embed(self, tokens_NT: Tensor, batch: int) -> Iterator[tuple[Tensor, list[Call]]]:
-        """Inputs of the first block, float32 [B, T, D], and the keyword arguments of every block, by batches.
+    def embed(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Call]]]:
+        """Inputs of the first block, float32 [B, T, D], and the keyword arguments of every block, by batches [B, T].
 
         Runs the model's own forward around stubs of its blocks, so that masks and rotary embeddings are whatever
         the family makes of them. Only the embedding's rows that the tokens name are kept.
         """
-        used, rows_NT = torch.unique(tokens_NT, return_inverse=True)
+        used = torch.unique(torch.cat([tokens_BT.flatten() for tokens_BT in batches]))
         (weight,) = self.reader(self.family.embedding).values()
         embedding: Any = copy.deepcopy(self.skeleton.get_submodule(self.family.embedding))
         embedding.weight = nn.Parameter(weight[used].float(), requires_grad=False)
@@ -273,13 +273,14 @@ class StreamedModel:
         parts = {name: self._filled(module, f"{inner_name(self.family)}.{name}") for name, module in self._others()}
         parts[self.family.embedding.rsplit(".", 1)[1]] = embedding
         parts[self.family.norm.rsplit(".", 1)[1]] = nn.Identity()
-        for rows_BT in rows_NT.split(batch):
+        for tokens_BT in batches:
             calls: list[Call] = []
 
             def record(hidden_BTD: Tensor, call: Call, calls: list[Call] = calls) -> Any:
                 calls.append(call)
                 return (hidden_BTD,) if self.family.tuples else hidden_BTD
 
+            rows_BT = torch.searchsorted(used, tokens_BT)
             yield run_frame(self.skeleton, self.family, parts, rows_BT, record), calls
 
     def _others(self) -> Iterator[tuple[str, nn.Module]]:

@@ -141,9 +141,9 @@ def test_the_sample_of_core_is_in_the_data(monkeypatch: pytest.MonkeyPatch) -> N
 ASKED = list(range(3, 93, 3))
 
 
-def everyday(model: Path, dtype: str = "float32") -> dict[str, Any]:
+def everyday(model: Path, runtime: str = "hf") -> dict[str, Any]:
     tasks = {"everyday": [(i, f"{i:012x}") for i in ASKED]}
-    request = {"tasks": tasks, "model": str(model), "runtime": "hf", "dtype": dtype, "threads": 1}
+    request = {"tasks": tasks, "model": str(model), "runtime": runtime, "dtype": "float32", "threads": 1}
     found: dict[str, Any] = accuracy.answer(request)["everyday"]
     return found
 
@@ -172,6 +172,17 @@ def test_the_same_answers_as_lm_evals_own_model(family: str, tiny: MakeTiny) -> 
         assert (document["acc"], document["acc_norm"]) == (samples[index]["acc"], samples[index]["acc_norm"])
         assert document["choices"] == len(wanted)
     assert ours["metrics"]["acc"] == theirs["results"]["everyday"]["acc,none"]
+
+
+def test_block_by_block_gives_the_same_answers(tiny: MakeTiny) -> None:
+    folder = tiny("gemma3_text", tied=True)
+    ours, theirs = everyday(folder, "stream"), everyday(folder)
+    for a, b in zip(ours.pop("documents"), theirs.pop("documents"), strict=True):
+        assert a.pop("logprobs") == pytest.approx(b.pop("logprobs"), rel=1e-4)
+        assert a == b
+    assert ours == theirs
+    assert ours["bos"] is True
+    assert not list(Path(os.environ["COMPRESS_CACHE"]).glob("hidden-*"))
 
 
 def test_whole_pages_as_lm_evals_own_model(tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +214,7 @@ def test_whole_pages_as_lm_evals_own_model(tiny: MakeTiny, tmp_path: Path, monke
 
 
 def test_a_context_that_is_too_long_is_cut_on_the_left(tiny: MakeTiny) -> None:
-    model = accuracy.Scored(None, None, 320, positions=10)
+    model = accuracy.Scored(lambda pairs: [], None, positions=10)
     context, continuation = tuple(range(20)), (90, 91, 92)
     kept, scored = model._fitted(context, continuation)
     assert (kept, scored) == (context[-8:], continuation)  # the last scored token is not fed
@@ -255,11 +266,11 @@ def test_answers_are_remembered(tiny: MakeTiny, tmp_path: Path, monkeypatch: pyt
 
     def call(module: str, request: dict[str, Any], **_: Any) -> Any:
         asked.append(request)
-        return {"t": {"documents": [{"document": "d", "choices": 2, "acc": 1.0, "logprobs": [-1.0]}],
-                      "metrics": {"acc": 1.0}, "version": "1", "backend": "b"}}  # fmt: skip
+        document = {"document": "d", "choices": 2, "acc": 1.0, "logprobs": [-1.0]}
+        return {"t": {"documents": [document], "metrics": {"acc": 1.0}, "version": "1"}}
 
     monkeypatch.setattr(questions, "call", call)
-    settings: dict[str, Any] = {"threads": 1, "progress": lambda *_: None}
+    settings: dict[str, Any] = {"runtime": "hf", "threads": 1, "progress": lambda *_: None}
     first, second = tiny("llama", tied=True), tiny("llama", tied=False)
     once = questions.answers(first, {"t": [(0, "d")]}, dtype="float32", **settings)
     assert questions.answers(first, {"t": [(0, "d")]}, dtype="float32", **settings) == once
@@ -267,11 +278,12 @@ def test_answers_are_remembered(tiny: MakeTiny, tmp_path: Path, monkeypatch: pyt
     questions.answers(first, {"t": [(0, "d")]}, dtype="bfloat16", **settings)
     questions.answers(first, {"t": [(0, "d"), (1, "e")]}, dtype="float32", **settings)
     questions.answers(second, {"t": [(0, "d")]}, dtype="float32", **settings)
-    assert len(asked) == 4
+    questions.answers(second, {"t": [(0, "d")]}, dtype="float32", **settings | {"runtime": "stream"})
+    assert len(asked) == 5
     for kept in (Path(os.environ["COMPRESS_CACHE"]) / "answers").iterdir():
         kept.write_text(kept.read_text().replace("1.0", "2.0"))  # damaged
     assert questions.answers(first, {"t": [(0, "d")]}, dtype="float32", **settings) == once
-    assert len(asked) == 5
+    assert len(asked) == 6
 
     questions.keep(tmp_path, once, once)
     line = json.loads((tmp_path / "documents" / "t.jsonl").read_text())

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.errors import CompressError
 from compress.evaluation.compare import accuracy_rows, paired, recovery, verdict
 from compress.evaluation.metrics import Row, row
 from compress.evaluation.suite import Suite
@@ -20,6 +21,9 @@ SUITE = Suite.model_validate(
 )  # fmt: skip
 
 
+ASKED = {"backend": "x", "bos": True, "prompts": "0123"}
+
+
 def task(metric: str, right: str, choices: int = 4) -> dict[str, Any]:
     """Results of a task; `right` has a 1 for each document answered rightly."""
     documents = [
@@ -30,12 +34,12 @@ def task(metric: str, right: str, choices: int = 4) -> dict[str, Any]:
         "documents": documents,
         "metrics": {metric: right.count("1") / len(right)},
         "version": "1.0",
-        "backend": "x",
+        **ASKED,
     }
 
 
 WORDS = {"documents": [{"document": "d0", "choices": None, "logprobs": [-3.0], "perplexity": -3.0}],
-         "metrics": {"perplexity": 20.1, "odd_metric": 1.0}, "version": "1.0", "backend": "x"}  # fmt: skip
+         "metrics": {"perplexity": 20.1, "odd_metric": 1.0}, "version": "1.0", **ASKED}  # fmt: skip
 BASE = {"a": task("acc", "1111100000"), "b": task("acc_norm", "1100", choices=2), "w": WORDS}
 ARTIFACT = {"a": task("acc", "1110010000"), "b": task("acc_norm", "1100", choices=2), "w": WORDS}
 
@@ -69,6 +73,14 @@ def test_ten_documents_by_hand() -> None:
     assert found["target_perplexity", "artifact", "w"]["value"] == 20.1
     assert ("acc_delta", "pair", "w") not in found
     assert {r["conditions"]["backend"] for r in found.values()} == {"x"}
+
+
+def test_the_two_were_asked_the_same() -> None:
+    rows = accuracy_rows(BASE, ARTIFACT, SUITE, {"dtype": "float32"})
+    assert all({**r["conditions"], **ASKED} == r["conditions"] for r in rows)
+    for key, other in {"prompts": "4567", "bos": False, "backend": "y"}.items():
+        with pytest.raises(CompressError, match=f"not asked the same: {key}"):
+            accuracy_rows(BASE, {**ARTIFACT, "b": {**ARTIFACT["b"], key: other}}, SUITE, {})
 
 
 def test_documents_are_paired_by_name_not_by_place() -> None:

@@ -66,7 +66,7 @@ def test_the_order_and_the_company_do_not_matter(tiny: MakeTiny) -> None:
 def test_pieces_do_not_matter(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, pairs = loaded(tiny("gemma3_text", tied=True)), questions()
     whole = score(runtime, pairs, vocab_size=VOCAB)
-    monkeypatch.setattr(likelihood, "_LOGITS", 2 * VOCAB)
+    monkeypatch.setattr(likelihood, "LOGITS", 2 * VOCAB)
     monkeypatch.setattr(likelihood, "_PREFILL_TOKENS", 8)
     pieces = score(runtime, pairs, vocab_size=VOCAB)
     assert [s.logprob for s in pieces] == pytest.approx([s.logprob for s in whole], rel=1e-4)

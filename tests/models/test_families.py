@@ -41,7 +41,7 @@ def streamed_logits(
     """Embedding, blocks and head by hand, as the walk does it; `block_of` gives other blocks than the model's."""
     blocks = [(block_of or model.block)(i) for i in range(model.block_count)]
     head, parts = model.head(), []
-    for hidden_BTD, calls in model.embed(tokens_NT, batch):
+    for hidden_BTD, calls in model.embed(tokens_NT.split(batch)):
         for block, arguments in zip(blocks, calls, strict=True):
             hidden_BTD = output_of(block(hidden_BTD, **arguments))  # noqa: PLW2901  # a chain
         parts.append(head(hidden_BTD))
@@ -118,7 +118,7 @@ def test_shapes(tiny: MakeTiny, family: str, tied: bool) -> None:
 def test_gemma3_mixes_attention_by_layer(tiny: MakeTiny) -> None:
     """The masks differ between layers, and the sliding one is shorter than the sequence."""
     model = open_folder(tiny("gemma3_text", tied=True, layers=4))
-    _, calls = next(model.embed(TOKENS_NT, 3))
+    _, calls = next(model.embed([TOKENS_NT[:3]]))
     wide = whole_logits(tiny("gemma3_text", tied=True, layers=4, sliding_window=64), TOKENS_NT)
     narrow = whole_logits(tiny("gemma3_text", tied=True, layers=4), TOKENS_NT)
     torch.testing.assert_close(wide[:, :8], narrow[:, :8])
