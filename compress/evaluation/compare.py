@@ -128,16 +128,18 @@ def _pair_rows(values_N3: Array, task: str, conditions: dict[str, Any]) -> list[
 
 def _recovery(values_N3: Array, conditions: dict[str, Any]) -> Row:
     low, high = bootstrap(recovery, values_N3)
-    value = recovery(values_N3)
+    value = float(recovery(values_N3.mean(0, keepdims=True))[0])
     note = {"interval": "95%, paired bootstrap over documents", "chance": float(values_N3[:, 2].mean())}
     return row("recovery", "pair", "pooled", value, low=low, high=high, n=len(values_N3), conditions=conditions,
                context=note)  # fmt: skip
 
 
-def recovery(values_N3: Array) -> float:
-    """(artifact − chance) / (base − chance); not a number where the base is at chance."""
-    base, artifact, chance = values_N3.mean(0)
-    return float((artifact - chance) / (base - chance)) if base > chance else math.nan
+def recovery(mean_D3: Array) -> Array:
+    """(artifact − chance) / (base − chance) of means [D, 3], [D]; not a number where the base is at chance."""
+    base_D, artifact_D, chance_D = mean_D3.T
+    above_D = np.where(base_D > chance_D, base_D - chance_D, math.nan)
+    recovered_D: Array = (artifact_D - chance_D) / above_D
+    return recovered_D
 
 
 def verdict(rows: Sequence[Row], suite: Suite, delta: float) -> dict[str, Any] | None:

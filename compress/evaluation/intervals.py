@@ -5,6 +5,9 @@ figure anew; the interval holds the middle 95% of 2,000 such figures (Efron 1979
 drawn whole, with both models' answers, so what the models have in common cancels: the comparison is paired. When
 few documents differ, or none, a bootstrap believes that none could; `paired_difference` therefore adds one document
 of each kind first (Agresti and Min 2005 add as much to the counts).
+
+The mean of a few windows' losses gets Student's interval: of 16 normal values a bootstrap's holds the truth in 92% of
+cases and Student's in 95% (of 8, in 89% and 95%).
 """
 
 import math
@@ -27,11 +30,18 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def bootstrap(statistic: Callable[[Array], float], values_NK: Array, seed: int = 0) -> tuple[float, float]:
-    """The interval of `statistic` of N rows; `nan` where the figure is not a number in more than 2.5% of the draws."""
+def bootstrap(statistic: Callable[[Array], Array], values_NK: Array, seed: int = 0) -> tuple[float, float]:
+    """The interval of a figure of N rows; `nan` where it is not a number in more than 2.5% of the draws.
+
+    Rows that are alike are drawn by their number: one draw of how often each kind comes is a draw of all rows.
+
+    Args:
+        statistic: of means of the columns, [D, K], the figure of each of D draws.
+    """
     generator = np.random.default_rng(seed)
+    kinds_UK, counts_U = np.unique(values_NK, axis=0, return_counts=True)
     n = len(values_NK)
-    drawn = np.array([statistic(values_NK[generator.integers(0, n, n)]) for _ in range(_DRAWS)])
+    drawn = statistic(generator.multinomial(n, counts_U / n, _DRAWS) @ kinds_UK / n)
     if np.isnan(drawn).mean() > 0.025:
         return math.nan, math.nan
     low, high = np.nanquantile(drawn, [0.025, 0.975], method="closest_observation")
@@ -40,7 +50,7 @@ def bootstrap(statistic: Callable[[Array], float], values_NK: Array, seed: int =
 
 def paired_difference(values_N: Array, seed: int = 0) -> tuple[float, float]:
     """The interval of the mean of N differences, each −1, 0 or 1; never without width."""
-    return bootstrap(lambda drawn_N: float(drawn_N.mean()), np.append(values_N, (1.0, -1.0)), seed)
+    return bootstrap(lambda mean_D1: mean_D1[:, 0], np.append(values_N, (1.0, -1.0))[:, None], seed)
 
 
 def mean_interval(values_N: Array) -> tuple[float, float]:

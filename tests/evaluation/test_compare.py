@@ -110,7 +110,8 @@ def test_a_base_near_chance_gives_recovery_no_interval() -> None:
 
 
 def test_recovery_of_a_base_at_chance_is_no_number() -> None:
-    assert math.isnan(recovery(np.array([[1.0, 1, 0.5], [0, 1, 0.5]])))
+    assert math.isnan(recovery(np.array([[0.5, 1, 0.5]]))[0])
+    assert recovery(np.array([[0.75, 0.5, 0.25], [0.75, 0.75, 0.25]])).tolist() == [0.5, 1]
 
 
 def delta(value: float | None, low: float | None, high: float | None, task: str = "pooled") -> Row:

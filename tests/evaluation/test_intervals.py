@@ -67,18 +67,27 @@ def test_paired_difference_is_the_normal_one_for_many_changes() -> None:
 
 def test_the_same_seed_gives_the_same_interval_and_global_seeds_do_not_matter() -> None:
     values_N1 = np.random.default_rng(2).normal(size=(50, 1))
-    first = bootstrap(lambda drawn: float(drawn.mean()), values_N1)
+    first = bootstrap(lambda mean_D1: mean_D1[:, 0], values_N1)
     np.random.seed(5)
-    assert bootstrap(lambda drawn: float(drawn.mean()), values_N1) == first
-    assert bootstrap(lambda drawn: float(drawn.mean()), values_N1, seed=1) != first
+    assert bootstrap(lambda mean_D1: mean_D1[:, 0], values_N1) == first
+    assert bootstrap(lambda mean_D1: mean_D1[:, 0], values_N1, seed=1) != first
 
 
 def test_bootstrap_draws_whole_rows() -> None:
     values_N2 = np.stack([np.arange(50.0), 2 * np.arange(50.0)], axis=1)
-    low, high = bootstrap(lambda drawn: float(drawn[:, 1].mean() / drawn[:, 0].mean()), values_N2)
+    low, high = bootstrap(lambda mean_D2: mean_D2[:, 1] / mean_D2[:, 0], values_N2)
     assert (low, high) == pytest.approx((2, 2))
 
 
 def test_what_is_no_number_in_many_draws_has_no_interval() -> None:
-    low, high = bootstrap(lambda drawn: float("nan"), np.zeros((4, 1)))
+    low, high = bootstrap(lambda mean_D1: mean_D1[:, 0] + np.nan, np.zeros((4, 1)))
     assert np.isnan([low, high]).all()
+
+
+def test_bootstrap_is_that_of_rows_drawn_one_by_one() -> None:
+    source = np.random.default_rng(4)
+    values_N2 = source.integers(0, 2, (60, 2)).astype(float)
+    drawn = [values_N2[source.integers(0, 60, 60)].mean(0) for _ in range(4000)]
+    wanted = np.quantile([mean[0] - mean[1] for mean in drawn], [0.025, 0.975])
+    found = bootstrap(lambda mean_D2: mean_D2[:, 0] - mean_D2[:, 1], values_N2)
+    assert found == pytest.approx(wanted, abs=1.5 / 60)  # steps of 1/60; 2,000 draws' own noise
