@@ -29,7 +29,7 @@ ROOT = Path(compress.__file__).parent
 
 # The one import order: a module imports only from the lines above it, or to its left.
 ORDER = """
-errors files paths tables workers shards
+errors files paths tables workers shards yaml_files
 schemes numerics activations
 evaluation evaluation.memory evaluation.metrics evaluation.text
 methods methods.base methods.scale_search methods.rounding methods.rtn methods.gptq methods.awq methods.smoothquant

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from compress.errors import CompressError, nearest
 from compress.paths import data_dir
-from compress.recipe import find_yaml, place, read_text, read_yaml, validate
+from compress.yaml_files import find_yaml, place, read_text, read_yaml, validate
 
 BINARY = ("acc", "acc_norm")  # metrics that are right or wrong for each document
 TASK_METRICS = (*BINARY, "word_perplexity", "byte_perplexity", "bits_per_byte")
