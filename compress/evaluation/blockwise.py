@@ -125,7 +125,9 @@ def _scores(
     hidden_PD, target_P, owner_P = hidden_BTD[rows, columns], torch.tensor(targets), torch.tensor(owners)
     size = max(1, LOGITS // head(hidden_PD[None, :1]).shape[-1])
     parts = [
-        gather(head(hidden_pD[None])[0].unsqueeze(1), target_p.unsqueeze(1), torch.ones(len(target_p)))
+        gather(
+            head(hidden_pD[None])[0].unsqueeze(1), target_p.unsqueeze(1), torch.ones(len(target_p), 1, dtype=torch.bool)
+        )
         for hidden_pD, target_p in zip(torch.split(hidden_PD, size), torch.split(target_P, size), strict=True)
     ]
     logprob_P, greedy_P = (torch.cat(same) for same in zip(*parts, strict=True))

@@ -1,9 +1,10 @@
 """How likely a model finds a continuation after a context: what multiple-choice accuracy is made of.
 
-The choices of a question share its context, so the context is computed once: contexts of one length go through
-the model together, without padding, and every choice goes on from its context's cache. Choices are padded on
-the right, where a causal model does not look. Long continuations (whole pages) go on piece by piece, so that
-the logits of only a few positions exist at a time.
+The choices of a question share its context, so the context is computed once: contexts go through the model together,
+without padding, and every choice goes on from its context's cache. Choices are padded on the right, where a causal
+model does not look. Contexts of about one length are cut to the shortest of them, and what is cut off goes on in front
+of each of its choices: a few tokens twice, but a pass reads all weights, and is worth many. Long continuations (whole
+pages) go on piece by piece, so that the logits of only a few positions exist at a time.
 
 Left out: generation; images.
 """
@@ -20,6 +21,7 @@ Tokens = tuple[int, ...]
 WINDOW = 2048  # the longest context that is scored at once; rolling windows have this length
 _PREFILL_TOKENS = 2048  # tokens of contexts that go through the model together
 LOGITS = 1 << 25  # logits that exist at a time
+_PASS = 24  # tokens that take as long as reading the weights once
 
 
 @dataclass(frozen=True)
@@ -54,47 +56,53 @@ def score(
 
 
 def _batches(by_context: Mapping[Tokens, Iterable[Tokens]], most: int) -> list[list[Tokens]]:
-    """Contexts of one length, the longest first: what does not fit in memory fails at once.
+    """Contexts, the longest first: what does not fit in memory fails at once.
 
-    A batch's continuations, padded, have at most `most` tokens, unless one context's alone have more.
+    A batch's continuations, with what is cut off in front of them and padding, have at most `most` tokens, unless one
+    context's alone have more. Each further length in a batch saves two passes, and may cost as many tokens.
     """
     batches: list[list[Tokens]] = []
-    rows = longest = 0
     for context in sorted(by_context, key=lambda c: (-len(c), c)):
-        lengths = [len(continuation) for continuation in by_context[context]]
-        same = bool(batches) and len(batches[-1][0]) == len(context)
-        fits = (rows + len(lengths)) * max(longest, *lengths) <= most
-        if same and fits and (len(batches[-1]) + 1) * len(context) <= _PREFILL_TOKENS:
-            batches[-1].append(context)
-            rows, longest = rows + len(lengths), max(longest, *lengths)
+        batch = [*batches[-1], context] if batches else [context]
+        ends = [(len(c) - len(context), [len(k) for k in by_context[c]]) for c in batch]
+        rows, longest = sum(len(lengths) for _, lengths in ends), max(cut + max(lengths) for cut, lengths in ends)
+        twice = sum(cut * len(lengths) for cut, lengths in ends)
+        saved = 2 * _PASS * (len({cut for cut, _ in ends}) - 1)
+        if batches and twice <= saved and rows * longest <= most and len(batch) * len(context) <= _PREFILL_TOKENS:
+            batches[-1] = batch
         else:
             batches.append([context])
-            rows, longest = len(lengths), max(lengths)
     return batches
 
 
 def _score_batch(
     runtime: Runtime, contexts: list[Tokens], pairs: list[tuple[int, Tokens]], vocab_size: int
 ) -> list[Score]:
-    """Scores continuations of `pairs` (row of its context, tokens) after contexts of one length."""
+    """Scores continuations of `pairs` (row of its context, tokens) after contexts, the shortest last."""
+    shared = len(contexts[-1])
     rows_R = torch.tensor([row for row, _ in pairs])
-    lengths_R = torch.tensor([len(c) for _, c in pairs])
-    longest = int(lengths_R.max())
-    targets_RT = torch.tensor([[*c, *[0] * (longest - len(c))] for _, c in pairs])
-    first_BV = runtime.prefill(torch.tensor(contexts))
-    logprob_R, greedy_R = gather(first_BV[rows_R].unsqueeze(1), targets_RT[:, :1], lengths_R)
+    ends = [(contexts[row][shared:], continuation) for row, continuation in pairs]
+    longest = max(len(cut) + len(continuation) for cut, continuation in ends)
+    targets_RT = torch.zeros(len(pairs), longest, dtype=torch.int64)
+    counts_RT = torch.zeros(len(pairs), longest, dtype=torch.bool)
+    for r, (cut, continuation) in enumerate(ends):
+        end = len(cut) + len(continuation)
+        targets_RT[r, :end] = torch.tensor((*cut, *continuation))
+        counts_RT[r, len(cut) : end] = True
+    first_BV = runtime.prefill(torch.tensor([context[:shared] for context in contexts]))
+    logprob_R, greedy_R = gather(first_BV[rows_R].unsqueeze(1), targets_RT[:, :1], counts_RT[:, :1])
     step = max(1, LOGITS // (vocab_size * len(pairs)))
     for start in range(0, longest - 1, step):
         end = min(start + step, longest - 1)
         logits_RTV = runtime.follow(None if start else rows_R, targets_RT[:, start:end])
-        more_R, same_R = gather(logits_RTV, targets_RT[:, start + 1 : end + 1], lengths_R - start - 1)
+        span = slice(start + 1, end + 1)
+        more_R, same_R = gather(logits_RTV, targets_RT[:, span], counts_RT[:, span])
         logprob_R, greedy_R = logprob_R + more_R, greedy_R & same_R
     return [Score(float(p), bool(g)) for p, g in zip(logprob_R, greedy_R, strict=True)]
 
 
-def gather(logits_RTV: Tensor, targets_RT: Tensor, lengths_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the targets' log-probabilities, and whether all are the most likely; `lengths_R` of each row count."""
-    counts_RT = torch.arange(targets_RT.shape[1]) < lengths_R.unsqueeze(1)
+def gather(logits_RTV: Tensor, targets_RT: Tensor, counts_RT: Tensor) -> tuple[Tensor, Tensor]:
+    """Of targets that count, the sum of log-probabilities [R], and whether all are the most likely [R]."""
     logits_RTV = logits_RTV.float()
     chosen_RT = logits_RTV.gather(-1, targets_RT.unsqueeze(-1)).squeeze(-1) - logits_RTV.logsumexp(-1)
     same_RT = logits_RTV.argmax(-1) == targets_RT
