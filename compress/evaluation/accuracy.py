@@ -267,7 +267,7 @@ def _scorer(request: Mapping[str, Any]) -> Scorer:
         model = open_artifact(folder)
         return lambda pairs: score_blockwise(model, pairs, folder=cache_dir(), progress=tell)
     runtime = resolve(RUNTIMES, request["runtime"], kind="runtime")()
-    runtime.load(folder, threads=request["threads"], dtype=request["dtype"])
+    runtime.load(folder, threads=request["threads"], dtype=request["dtype"], expand=True)
     return lambda pairs: score(runtime, pairs, vocab_size=runtime.vocab_size, progress=tell)
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from compress.activations import wire_inputs
 from compress.artifact import CodedModel, open_artifact, switch_cache_on
 from compress.errors import CompressError, nearest
+from compress.formats.base import INPUT_SCALE
 from compress.formats.compressed_tensors import EXPANDED_ONLY, import_library, read_cache
 from compress.models.checkpoint import open_checkpoint
 
@@ -46,8 +47,11 @@ class Runtime(Protocol):
     def prepare(self, path: Path) -> None:
         """Import what `load` will need, so that `load` takes the model's time and not Python's imports'."""
 
-    def load(self, path: Path, *, threads: int, dtype: str = "bfloat16") -> None:
-        """Make the checkpoint folder ready to run; `threads` holds for the whole process."""
+    def load(self, path: Path, *, threads: int, dtype: str = "bfloat16", expand: bool = False) -> None:
+        """Make the checkpoint folder ready to run; `threads` holds for the whole process.
+
+        With `expand` coded weights are decoded once, where they would be at every step: for figures of quality only.
+        """
 
     def prefill(self, tokens_BT: Tensor) -> Tensor:
         """Process prompts into a new cache; the last position's logits `[B, V]`."""
@@ -93,8 +97,11 @@ class HfRuntime:
             with torch.device("meta"):
                 auto.from_config(config, trust_remote_code=False)
 
-    def load(self, path: Path, *, threads: int, dtype: str = "bfloat16") -> None:
+    def load(self, path: Path, *, threads: int, dtype: str = "bfloat16", expand: bool = False) -> None:
         """Load the checkpoint folder `path`; sets torch's thread count for this process.
+
+        Args:
+            expand: decode coded weights now, by our own code, where that reads the checkpoint.
 
         Raises:
             CompressError: unknown dtype, no such folder, a checkpoint that transformers refuses, or one whose
@@ -111,7 +118,7 @@ class HfRuntime:
         self.unload()
         torch.set_num_threads(threads)
         with _readable_errors(path), _quiet():
-            if is_decoded(path):
+            if is_decoded(path) or (expand and _is_read(path)):
                 model, info = _of_decoded(path, DTYPES[dtype])
             else:
                 model, info = auto.from_pretrained(
@@ -231,9 +238,18 @@ def _of_decoded(path: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     with torch.device("meta"):
         kind: Any = type(auto.from_config(config, trust_remote_code=False))
     model, info = kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True)
-    for rounding in wire_inputs(model, "", coded.schemes).values():
-        rounding.switch_on(None)
+    for name, rounding in wire_inputs(model, "", coded.schemes).items():
+        part = f"{name}.{INPUT_SCALE}"
+        rounding.switch_on(None if rounding.args.dynamic else coded.checkpoint.read([part])[part].float())
     return model, info
+
+
+def _is_read(path: Path) -> bool:
+    """Whether a checkpoint's weights are coded in a way that our own code reads."""
+    try:
+        return isinstance(open_artifact(path), CodedModel)
+    except CompressError:
+        return False
 
 
 def _expanding(path: Path) -> dict[str, Any]:
