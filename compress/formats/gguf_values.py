@@ -151,12 +151,22 @@ def dtype(found: Found) -> str:
 
 
 def decode(path: Path, name: str) -> Iterator[Tensor]:
-    """A tensor by its name in `gguf_file.contents`, some rows at a time, in the dtype that `dtype` tells."""
-    from gguf import GGMLQuantizationType, dequantize
+    """A tensor by its name in `gguf_file.contents`, some rows at a time, in the dtype that `dtype` tells.
 
+    Raises:
+        CompressError: it holds values that are not finite, as a damaged file may.
+    """
     found, value = gguf_file.contents(path)[name], gguf_file.read(path, name)
     for rows in torch.split(value, max(1, _ROWS * len(value) // math.prod(found.shape))):
-        if found.coded:
-            yield torch.from_numpy(dequantize(rows.contiguous().numpy(), GGMLQuantizationType[found.kind]))
-        else:
-            yield rows
+        values = _decoded(rows, found.kind) if found.coded else rows
+        if not bool(torch.isfinite(values).all()):
+            what = f"the tensor {name} holds values that are not finite"
+            raise CompressError(what, where=str(path), hint="copy or make the file again")
+        yield values
+
+
+def _decoded(rows: Tensor, kind: str) -> Tensor:
+    from gguf import GGMLQuantizationType, dequantize
+
+    with np.errstate(all="ignore"):  # what is not finite is looked for afterwards
+        return torch.from_numpy(dequantize(rows.contiguous().numpy(), GGMLQuantizationType[kind]))
