@@ -60,13 +60,17 @@ def parser() -> argparse.ArgumentParser:
     plan = _add(commands, "plan", "show what a run would do; reads no weights")
     _recipe_and_model(plan)
     judge = _add(commands, "eval", "measure an artifact, or any checkpoint that transformers loads")
-    judge.add_argument("target", metavar="PATH_OR_ID", help="an artifact, a model's folder, name or hub id")
+    judge.add_argument(
+        "target", metavar="PATH_OR_ID", help="an artifact, a model's folder, name or hub id, a GGUF file"
+    )
     judge.add_argument("--suite", help="a name or a YAML file (embedded)")
     judge.add_argument("--against", metavar="BASE", help="the model to compare with (an artifact's own base)")
     judge.add_argument("--out", type=Path, help="folder of the report (the artifact's, else evaluations/<name>)")
     _machine(judge)
     sides = _add(commands, "compare", "put artifacts and other checkpoints side by side, on the same terms")
-    sides.add_argument("targets", nargs="+", metavar="PATH_OR_ID", help="artifacts, or models' folders, names or ids")
+    sides.add_argument(
+        "targets", nargs="+", metavar="PATH_OR_ID", help="artifacts, models' folders, names or ids, GGUF files"
+    )
     sides.add_argument("--suite", help="a name or a YAML file (each artifact's own)")
     sides.add_argument("--against", metavar="BASE", help="the model to compare with (the first artifact's base)")
     sides.add_argument("--out", type=Path, help="folder of the comparison (comparisons/<names>)")
@@ -236,7 +240,8 @@ def _print_report(document: dict[str, Any]) -> None:
     verified = document["verified"] or {}
     about = document["artifact"]
     scheme = about.get("scheme") or []
-    print(f"{about['name']}: {', '.join([scheme] if isinstance(scheme, str) else scheme)}")
+    said = f"{about['name']}: {', '.join([scheme] if isinstance(scheme, str) else scheme)}"
+    print("\n".join(textwrap.wrap(said, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)))
     print(summary_table(document))
     if verified:
         print(f"verified: {verified['blocks']} blocks reopened, largest error {verified['max_error']:.1e}")

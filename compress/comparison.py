@@ -36,7 +36,7 @@ def compare(
     """Measures what is not measured yet, and puts the checkpoints side by side.
 
     Args:
-        targets: artifacts, or models as `--model` takes them; two at least.
+        targets: artifacts, models as `--model` takes them, or GGUF files; two at least.
         suite: a name or a file; by default an artifact's own, and of anything else "embedded".
         against: the base; by default that of the first artifact of ours.
         out: the comparison's folder, by default `comparisons/<names>`.

@@ -1,6 +1,10 @@
 """Writing files so that a crash leaves the old content or the new one, never a part."""
 
 import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 
 
@@ -26,3 +30,45 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(out: Path, fill: Callable[[Path], None]) -> Path:
+    """Makes a folder that is complete when it exists: filled beside `out`, then renamed; `out`.
+
+    Two at once, or a kill midway, leave either nothing or the whole: a lock is held, and what a killed run left is
+    deleted.
+
+    Args:
+        out: the folder; when it exists nothing is done.
+        fill: gets an empty folder, whose parent is for its scratch files.
+    """
+    with _exclusive(out.with_name(out.name + ".lock")):
+        if out.is_dir():
+            return out
+        for stale in out.parent.glob(f".{escape(out.name)}.*"):  # of a run that was killed; the lock is ours
+            shutil.rmtree(stale)
+        work = out.with_name(f".{out.name}.{os.getpid()}")
+        folder = work / "checkpoint"
+        folder.mkdir(parents=True)
+        try:
+            fill(folder)
+            for path in folder.iterdir():
+                path.chmod(0o644)  # safetensors makes its file private to the owner
+            for path in [*folder.iterdir(), folder]:
+                sync(path)
+            folder.rename(out)
+            sync(out.parent)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return out
+
+
+@contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    """Holds a file lock; the kernel lets go of it when the process dies."""
+    import fcntl
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

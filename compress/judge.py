@@ -1,7 +1,8 @@
 """`compress eval`: measures a checkpoint that is there already, an artifact of ours or any that transformers loads.
 
 An artifact is compared with the model that it was made from, and its own report is brought up to date. Anything
-else gets a report in a folder of its own, compared with a model where one is named.
+else gets a report in a folder of its own, compared with a model where one is named. A GGUF file of another tool is
+measured as `decoded` reads it.
 """
 
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import torch
 
-from compress import artifact, keys, measure
+from compress import artifact, decoded, keys, measure
 from compress.errors import CompressError
 from compress.evaluation import report
+from compress.evaluation.metrics import Row, row
 from compress.evaluation.suite import Suite, load_suite
+from compress.formats import gguf_values
 from compress.job import check_device, weights_folder
 from compress.models.digest import folder_digest
 from compress.models.source import Source
@@ -35,7 +38,7 @@ def judge(
     """Measures a checkpoint; its report.
 
     Args:
-        target: an artifact's folder, or a model as `--model` takes it.
+        target: an artifact's folder, a model as `--model` takes it, or a GGUF file of any tool, with `against`.
         suite: a name or a file; by default the artifact's recipe's, or "embedded".
         against: the model to compare with; an artifact's default is its own base.
         out: the folder of report and lock; by default the artifact's own, else `evaluations/<name>`.
@@ -51,10 +54,9 @@ def judge(
     settings = Evaluate(**lock["recipe"]["evaluate"]) if ours else Evaluate()
     chosen = Suite(**lock["suite"]) if suite is None and lock.get("suite") else load_suite(suite or settings.suite)
     named = (str(folder.resolve()) if ours else target, against or (base_name(lock) if ours else None))
-    for name in filter(None, named):  # what is wrong with a name is said before anything is fetched
-        resolve_model(name, weights=False)
-    source, base = (resolve_model(name, weights=True) if name else None for name in named)
-    assert source is not None
+    source, base = _found(*named, progress)
+    if source.file is not None:
+        chosen = chosen.model_copy(update={"speed": ()})
     own = ours and base is not None and folder_digest(weights_folder(base)) == lock["model"]["weights_sha256"]
     if ours and not own and against is None:
         raise CompressError(
@@ -76,6 +78,27 @@ def judge(
             _begin(asked, source, base)
         document = measure.evaluate(asked, report.read(home), progress)
     return Outcome(home, document)
+
+
+def _found(target: str, against: str | None, progress: measure.Progress) -> tuple[Source, Source | None]:
+    """What is measured, and the base, with their weights; what is wrong with a name is said before anything is fetched.
+
+    Raises:
+        CompressError: there is no such model; a GGUF file without a base, or not of it.
+    """
+    file = decoded.gguf_file_of(target)
+    if file is None:
+        for name in filter(None, (target, against)):
+            resolve_model(name, weights=False)
+        return resolve_model(target, weights=True), resolve_model(against, weights=True) if against else None
+    if against is None:
+        raise CompressError(
+            "a GGUF file is measured beside the model that it was made from, whose tokenizer is used for both",
+            where=target, hint="name it: --against BASE",
+        )  # fmt: skip
+    decoded.check(file, resolve_model(against, weights=False))
+    base = resolve_model(against, weights=True)
+    return decoded.decoded(file, base, progress), base
 
 
 def _check_artifact(folder: Path, ours: bool) -> None:
@@ -155,7 +178,7 @@ def _begin(asked: measure.Evaluation, source: Source, base: Source | None) -> No
         return
     document = report.build(
         artifact=_identity(source), base=_identity(base) if base else {"name": None}, verified=None,
-        measurements=measure.size_rows(asked.artifact, asked.base),
+        measurements=_size_rows(source, asked),
     )  # fmt: skip
     about = {
         "name": source.name, "repo": source.repo, "revision": source.revision, "kind": source.kind,
@@ -169,9 +192,21 @@ def _begin(asked: measure.Evaluation, source: Source, base: Source | None) -> No
     measure.publish(asked.home, document, lock, charts=False)
 
 
+def _size_rows(source: Source, asked: measure.Evaluation) -> list[Row]:
+    """Bytes of the checkpoints; of a GGUF file its own, not its decoded folder's, and the bits of its coded weights."""
+    rows = measure.size_rows(asked.artifact, asked.base)
+    if source.file is None:
+        return rows
+    rows[-1] = row("size_bytes", "artifact", "checkpoint", source.file.stat().st_size)
+    bits = gguf_values.bits(source.file)
+    return rows if bits is None else [*rows, row("bpw", "artifact", "checkpoint", bits)]
+
+
 def _identity(source: Source) -> dict[str, Any]:
+    about = {"name": source.repo or source.name, "revision": source.revision}
+    about["architecture"] = source.config.get("model_type")
+    if source.file is not None:
+        types = gguf_values.scheme(source.file)
+        return {**about, "format": "gguf", "scheme": types, "notes": list(decoded.NOTES), "untimed": True}
     stored = (source.config.get("quantization_config") or {}).get("quant_method")
-    return {
-        "name": source.repo or source.name, "revision": source.revision,
-        "architecture": source.config.get("model_type"), "scheme": [stored or "as stored"], "notes": [],
-    }  # fmt: skip
+    return {**about, "scheme": [stored or "as stored"], "notes": []}

@@ -35,13 +35,17 @@ def stage_key(depends: list[Any], *sources: str) -> str:
 
 def checkpoint_key(folder: Path) -> str:
     """What a checkpoint's answers depend on: its config, weights and tokenizer."""
-    return digest([file_digest(folder / "config.json"), folder_digest(folder), _words(folder)])
+    return digest([file_digest(folder / "config.json"), folder_digest(folder), word_digests(folder)])
 
 
-def _words(folder: Path) -> list[tuple[str, str]]:
+def word_files(folder: Path) -> list[Path]:
+    """The tokenizer's files."""
+    return sorted({file for pattern in _WORDS for file in folder.glob(pattern) if file.is_file()})
+
+
+def word_digests(folder: Path) -> list[tuple[str, str]]:
     """Digests of the tokenizer's files."""
-    words = sorted({file for pattern in _WORDS for file in folder.glob(pattern) if file.is_file()})
-    return [(file.name, file_digest(file)) for file in words]
+    return [(file.name, file_digest(file)) for file in word_files(folder)]
 
 
 def compress_key(recipe: Recipe, plan: Plan, source: Source, data: ResolvedData) -> str:
@@ -52,7 +56,7 @@ def compress_key(recipe: Recipe, plan: Plan, source: Source, data: ResolvedData)
         document.pop(cosmetic)
     depends = [
         document, plan.document()["rows"], plan.sequential, source.config, folder_digest(source.path),
-        _words(source.path), data.dataset, data.sha256,
+        word_digests(source.path), data.dataset, data.sha256,
         str(calibration_dtype()), torch.__version__, importlib.metadata.version("transformers"),
     ]  # fmt: skip
     shared = ("base", "scale_search", "rounding", "awq")

@@ -6,13 +6,15 @@ every tensor in memory.
 """
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -21,6 +23,7 @@ from compress.files import replace, sync
 
 SHARD_BYTES = 5 << 30
 _COPY_BYTES = 8 << 20
+_WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,20 @@ class StoredTensor:
     file: Path
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class MadeTensor:
+    """A tensor that is made when it is written: its header entry, and its rows, some at a time."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    make: Callable[[], Iterator[Tensor]]
+
+    @property
+    def bytes(self) -> int:
+        return _WIDTHS[self.dtype] * math.prod(self.shape)
 
 
 def stored_tensors(file: Path) -> list[StoredTensor]:
@@ -99,24 +116,42 @@ def _split(tensors: Iterable[StoredTensor], limit: int) -> list[list[StoredTenso
 
 
 def _write(path: Path, tensors: Sequence[StoredTensor]) -> None:
+    def copy(out: Any) -> None:
+        for tensor in tensors:
+            with open(tensor.file, "rb", buffering=0) as source:
+                _copy(source.fileno(), out, tensor.start, tensor.end)
+
+    _write_file(path, [(t.name, t.dtype, t.shape, t.end - t.start) for t in tensors], copy)
+
+
+def write_made(path: Path, tensors: Sequence[MadeTensor]) -> None:
+    """A new safetensors file of tensors that are made one after the other, some rows at a time."""
+
+    def make(out: Any) -> None:
+        for tensor in tensors:
+            before = out.tell()
+            for rows in tensor.make():
+                out.write(rows.contiguous().view(-1).view(torch.uint8).numpy())
+            assert out.tell() - before == tensor.bytes, f"{tensor.name}: other values than its shape says"
+
+    _write_file(path, [(t.name, t.dtype, t.shape, t.bytes) for t in tensors], make)
+
+
+def _write_file(
+    path: Path, entries: Sequence[tuple[str, str, tuple[int, ...], int]], fill: Callable[[Any], None]
+) -> None:
+    """A file, under another name until it is on the disk; its header from entries (name, dtype, shape, bytes)."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for tensor in tensors:
-        end = offset + tensor.end - tensor.start
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
+    for name, dtype, shape, size in entries:
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            with open(tensor.file, "rb", buffering=0) as source:
-                _copy(source.fileno(), out, tensor.start, tensor.end)
+        fill(out)
         out.flush()
         os.fsync(out.fileno())
     os.replace(temporary, path)

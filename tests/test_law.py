@@ -34,7 +34,7 @@ schemes numerics activations
 evaluation evaluation.memory evaluation.metrics evaluation.text
 methods methods.base methods.scale_search methods.rounding methods.rtn methods.gptq methods.awq methods.smoothquant
 formats formats.base formats.compressed_tensors formats.gptq formats.awq formats.fp8 formats.dense
-formats.gguf_header formats.gguf_facts formats.gguf_words formats.gguf_file formats.gguf
+formats.gguf_header formats.gguf_facts formats.gguf_words formats.gguf_file formats.gguf_values formats.gguf
 models models.family models.surgery
 models.falcon models.gemma2 models.gemma3_text models.gpt2 models.gpt_neox models.llama models.mistral models.olmo2
 models.opt models.phi3 models.qwen2 models.qwen3
@@ -50,7 +50,7 @@ evaluation.worker
 evaluation.speed evaluation.likelihood evaluation.blockwise evaluation.compare evaluation.accuracy
 evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
 evaluation.figures evaluation.beside evaluation.page evaluation.card
-verify keys evaluation.questions job windows measure pipeline judge comparison convert __init__
+verify keys evaluation.questions job windows measure pipeline decoded judge comparison convert __init__
 cli __main__
 """.split()  # noqa: SIM905  # a page of names reads better without quotes
 MODULES = ["compress" if name == "__init__" else f"compress.{name}" for name in ORDER]

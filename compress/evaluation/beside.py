@@ -6,7 +6,7 @@ and such reports stand side by side only where that was asked for, marked.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from compress.evaluation.text import MISSING, plain
 
 _OWN = ("activations", "kv_cache")  # conditions that belong to the checkpoint
 _ALIKE = ("acc", "acc_norm", "acc_delta", "recovery", "perplexity", "kld_mean", "prefill_tok_s", "decode_tok_s")
+_SPEED = ("prefill_tok_s", "decode_tok_s")  # which some checkpoints cannot be asked for here
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 # What a column shows: its head, the metric, whose value, which task (None: the first there is), its width.
 _COLUMNS = (
@@ -52,7 +53,11 @@ def differences(reports: Mapping[str, Report]) -> list[str]:
     for metric in _ALIKE:
         terms = {name: dict(_terms(report, metric)) for name, report in reports.items()}
         for task in sorted({task for known in terms.values() for task in known}):
-            absent = [name for name, known in terms.items() if task not in known]
+            absent = [
+                name
+                for name, known in terms.items()
+                if task not in known and not (metric in _SPEED and reports[name]["artifact"].get("untimed"))
+            ]
             said = {name: known[task] for name, known in terms.items() if task in known}
             if absent:
                 found.append(f"{metric}, {task}: not measured of {', '.join(absent)}")
@@ -81,12 +86,11 @@ def beside(reports: Mapping[str, Report], apart: Sequence[str] = ()) -> Beside:
         for name, report in reports.items()
     ]
     kept = [i for i in range(len(_COLUMNS)) if any(cells[i].value != MISSING for _, cells, _ in lines)]
-    first = next(iter(reports.values()))
     base = [
-        _cell(first, metric, "base", task) if subject == "artifact" else Cell("", "")
+        _base_cell(reports.values(), metric, task) if subject == "artifact" else Cell("", "")
         for _, metric, subject, task, _ in _COLUMNS
     ]
-    every = [(str(first["base"]["name"]), base, "base"), *lines]
+    every = [(str(next(iter(reports.values()))["base"]["name"]), base, "base"), *lines]
     shown_lines = [(name, [cells[i] for i in kept], said) for name, cells, said in every]
     return Beside([_COLUMNS[i][0] for i in kept], shown_lines, list(apart))
 
@@ -101,6 +105,12 @@ def _cell(report: Report, metric: str, subject: str, task: str | None) -> Cell:
     if row is None:
         return Cell(MISSING, "")
     return Cell(shown(SPECS[metric], row["value"]), show_range(SPECS[metric], row))
+
+
+def _base_cell(reports: Iterable[Report], metric: str, task: str | None) -> Cell:
+    """The base's value in the first report that has it."""
+    cells = [_cell(report, metric, "base", task) for report in reports]
+    return next((cell for cell in cells if cell.value != MISSING), cells[0])
 
 
 def _row(report: Report, metric: str, subject: str, task: str | None) -> Row | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 _PATTERN = 6  # of Gemma 3's blocks every sixth sees everything; llama.cpp has that built in, as the local theta
 _LOCAL_THETA = 10_000.0
+_THETA = 10_000.0
 _ROTATIONS = ("default", "linear", "yarn", "llama3")
 _YARN_EXTRAS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _GEMMA_27B_BLOCKS = 62  # whose scores llama.cpp scales by the hidden size, not by the head's
@@ -113,6 +114,27 @@ def describe(writer: Any, config: Mapping[str, Any]) -> None:
     if rotary["rope_type"] == "yarn":
         before = rotary.get("original_max_position_embeddings") or config["max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(int(before))
+
+
+def described(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `describe` says of a config: keys of the architecture to numbers and texts."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(None, ARCHITECTURES[config["model_type"]])
+    describe(writer, config)
+    return {key: said.value for key, said in writer.kv_data[0].items()}
+
+
+def understood(said: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """A file's facts, and what llama.cpp takes for granted where it says nothing."""
+    heads = said.get(f"{architecture}.attention.head_count", 1)
+    size = said.get(f"{architecture}.embedding_length", 0) // heads
+    assumed = {
+        "attention.head_count_kv": heads, "attention.key_length": size, "attention.value_length": size,
+        "rope.dimension_count": said.get(f"{architecture}.attention.key_length", size),
+        "rope.freq_base": _THETA, "rope.scaling.type": "none",
+    }  # fmt: skip
+    return {**{f"{architecture}.{key}": value for key, value in assumed.items()}, **said}
 
 
 def _scaling_type(name: str) -> Any:

@@ -23,11 +23,12 @@ from torch import Tensor
 from compress.errors import CompressError
 from compress.files import sync
 from compress.formats import gguf_facts, gguf_words
-from compress.formats.gguf_header import FILE, read_header
+from compress.formats.gguf_header import FILE, Placed, read_header
 from compress.shards import StoredTensor
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
-_FACTORS = "rope_freqs.weight"
+_FLOATS = ("BF16", "F16", "F32")
+FACTORS = "rope_freqs.weight"
 _ENDS = ("model.embed_tokens", "model.norm", "lm_head")
 _LAYERS = (
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
@@ -53,14 +54,29 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Found:
-    """A tensor in a file: its bytes, type and shape there, and what was done to it."""
+    """A tensor in a file: its type, shape and bytes there, and what was done to it.
+
+    Attributes:
+        kind: llama.cpp's name of the type.
+        shape: of the values; outermost first.
+        stored: as `read` gives it: the same, but of a coded tensor [..., bytes of a row].
+        start, size: its bytes in the file.
+        heads: of a layer whose rows stand in another order, by its heads; else None.
+        plus_one: whether one was added.
+    """
 
     kind: str
     shape: tuple[int, ...]
+    stored: tuple[int, ...]
     start: int
     size: int
     heads: int | None
     plus_one: bool
+
+    @property
+    def coded(self) -> bool:
+        """Whether it is a string of blocks, not of numbers."""
+        return self.kind not in _FLOATS
 
 
 def write(folder: Path, tensors: Sequence[StoredTensor], config: Mapping[str, Any], words: Path, name: str) -> None:
@@ -82,7 +98,7 @@ def write(folder: Path, tensors: Sequence[StoredTensor], config: Mapping[str, An
     entries = [_entry(tensor, config, spelled) for tensor in tensors]
     factors = gguf_facts.frequency_factors(config)
     if factors is not None:
-        entries.append(_Entry(_FACTORS, "F32", tuple(factors.shape), lambda: factors))
+        entries.append(_Entry(FACTORS, "F32", tuple(factors.shape), lambda: factors))
     kinds = [entry.kind for entry in entries if entry.kind.startswith("Q")]
     path = folder / f"{FILE}.tmp"
     writer = GGUFWriter(path, architecture)
@@ -147,6 +163,11 @@ def _bytes_of(file: Path, start: int, end: int) -> Tensor:
     return torch.frombuffer(value, dtype=torch.uint8)
 
 
+def numbers(path: Path, start: int, count: int) -> Tensor:
+    """Float32 numbers at a place in a file, [count]."""
+    return _bytes_of(path, start, start + 4 * count).view(torch.float32)
+
+
 def contents(path: Path) -> Mapping[str, Found]:
     """The tensors of a file by their modules' names.
 
@@ -160,47 +181,75 @@ def contents(path: Path) -> Mapping[str, Found]:
 @functools.lru_cache(maxsize=4)
 def _contents(path: Path, size: int, changed: int) -> Mapping[str, Found]:
     del changed
-    from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     said, placed = read_header(path)
     architecture = said.get("general.architecture")
     if architecture not in gguf_facts.ARCHITECTURES.values():
         raise CompressError(f"GGUF files of the architecture {architecture!r} are not read", where=str(path))
-    blocks, heads = (int(said[f"{architecture}.{key}"]) for key in ("block_count", "attention.head_count"))
+    blocks, heads = (_count(said, f"{architecture}.{key}", path) for key in ("block_count", "attention.head_count"))
     number = next(n for n, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    spelled = get_tensor_name_map(number, blocks)
-    modules = [*_ENDS, *(f"model.layers.{i}.{layer}" for i in range(blocks) for layer in _LAYERS)]
+    spelled = get_tensor_name_map(number, min(blocks, len(placed)))
+    modules = [*_ENDS, *(f"model.layers.{i}.{layer}" for i in range(min(blocks, len(placed))) for layer in _LAYERS)]
     names = {name: module for module in modules if (name := spelled.get_name(module))}
     facts = {
         "model_type": next(k for k, name in gguf_facts.ARCHITECTURES.items() if name == architecture),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(said.get(f"{architecture}.attention.head_count_kv", heads)),
+        "num_key_value_heads": said.get(f"{architecture}.attention.head_count_kv", heads),
     }
     found: dict[str, Found] = {}
     for name, tensor in placed.items():
-        stem, part = name.rsplit(".", 1)
-        if name == _FACTORS:
+        stem, _, part = name.rpartition(".")
+        if name == FACTORS:
             continue
         if stem not in names:
             raise CompressError(f"a tensor {name} is not known of {architecture}", where=str(path))
-        module, kind = names[stem], GGMLQuantizationType(tensor.kind).name
-        columns, width = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
-        coded = kind.startswith("Q")
-        shape = (*tensor.shape[:-1], tensor.shape[-1] // columns * width) if coded else tensor.shape
-        length = math.prod(tensor.shape) // columns * width
-        if tensor.start + length > size:
+        entry = _found(name, tensor, names[stem], facts, path)
+        if entry.start + entry.size > size:
             raise CompressError("the file ends before its tensors do", where=str(path), hint="make it again")
-        found[f"{module}.{kind if coded else part}"] = Found(
-            kind, shape, tensor.start, length, gguf_facts.heads_of(module, facts), gguf_facts.adds_one(module, facts)
-        )
+        found[f"{names[stem]}.{entry.kind if entry.coded else part}"] = entry
     return found
+
+
+def _count(said: Mapping[str, Any], key: str, path: Path) -> int:
+    value = said.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise CompressError(f"the file does not say {key}", where=str(path), hint="make it again")
+    return value
+
+
+def _found(name: str, tensor: Placed, module: str, facts: Mapping[str, Any], path: Path) -> Found:
+    """What the header says of a tensor.
+
+    Raises:
+        CompressError: a type that is not known, or a row that is no whole number of its blocks.
+    """
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if tensor.kind not in set(GGMLQuantizationType):
+        raise CompressError(
+            f"the tensor {name} is of a type that is not known, number {tensor.kind}", where=str(path),
+            hint="update the package gguf, or make the file with another type",
+        )  # fmt: skip
+    number = GGMLQuantizationType(tensor.kind)
+    columns, width = GGML_QUANT_SIZES[number]
+    if not tensor.shape or tensor.shape[-1] % columns:
+        raise CompressError(
+            f"the tensor {name} of shape {list(tensor.shape)} is no string of whole {number.name} blocks",
+            where=str(path), hint="make the file again",
+        )  # fmt: skip
+    coded = number.name not in _FLOATS
+    stored = (*tensor.shape[:-1], tensor.shape[-1] // columns * width) if coded else tensor.shape
+    length = math.prod(tensor.shape) // columns * width
+    heads, one = gguf_facts.heads_of(module, facts), gguf_facts.adds_one(module, facts)
+    return Found(number.name, tensor.shape, stored, tensor.start, length, heads, one)
 
 
 def read(path: Path, name: str) -> Tensor:
     """A tensor by its module's name, in the order of rows and with the values that transformers has."""
     entry = contents(path)[name]
-    dtype = _DTYPES["U8" if entry.kind.startswith("Q") else entry.kind]
-    value = _bytes_of(path, entry.start, entry.start + entry.size).view(dtype).view(entry.shape)
+    dtype = _DTYPES["U8" if entry.coded else entry.kind]
+    value = _bytes_of(path, entry.start, entry.start + entry.size).view(dtype).view(entry.stored)
     if entry.heads is not None:
         value = value[gguf_facts.rotated(entry.heads, len(value)).argsort()]
-    return value - 1 if entry.plus_one else value
+    return value.float() - 1 if entry.plus_one else value

@@ -40,7 +40,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, Placed]]:
     try:
         with path.open("rb") as file:
             return _read(file)
-    except (struct.error, ValueError, KeyError, OverflowError, MemoryError) as error:
+    except (struct.error, ValueError, KeyError, ArithmeticError, MemoryError) as error:
         raise CompressError(f"this is no whole GGUF file: {error}", where=str(path), hint="make it again") from error
 
 

@@ -189,7 +189,10 @@ def _no_weights(folder: Path) -> CompressError:
         hint = _conversion(folder)
     elif any(folder.glob("*.gguf")):
         what = "the weights are only there as GGUF"
-        hint = "name the original checkpoint: a folder with safetensors weights, or its hub id"
+        hint = (
+            "name the original checkpoint: a folder with safetensors weights, or its hub id; "
+            "to measure the file, compress eval FILE.gguf --against ORIGINAL"
+        )
     else:
         what = f"there are no weights: neither {SINGLE} nor {INDEX}"
         hint = "name a folder with safetensors weights, or a hub id"

