@@ -1,10 +1,11 @@
 """How likely a model finds a continuation after a context: what multiple-choice accuracy is made of.
 
 The choices of a question share its context, so the context is computed once: contexts go through the model together,
-without padding, and every choice goes on from its context's cache. Choices are padded on the right, where a causal
-model does not look. Contexts of about one length are cut to the shortest of them, and what is cut off goes on in front
-of each of its choices: a few tokens twice, but a pass reads all weights, and is worth many. Long continuations (whole
-pages) go on piece by piece, so that the logits of only a few positions exist at a time.
+without padding, and every choice goes on from its context's cache. A pass reads all weights, and is worth many tokens.
+So contexts of about one length are cut to the shortest of them, and what is cut off goes on in front of each of its
+choices; and choices of like length are padded on the right, where a causal model does not look, while the longer ones
+go on without those that have ended. Long continuations (whole pages) go on piece by piece, so that the logits of only a
+few positions exist at a time.
 
 Left out: generation; images.
 """
@@ -91,14 +92,40 @@ def _score_batch(
         counts_RT[r, len(cut) : end] = True
     first_BV = runtime.prefill(torch.tensor([context[:shared] for context in contexts]))
     logprob_R, greedy_R = gather(first_BV[rows_R].unsqueeze(1), targets_RT[:, :1], counts_RT[:, :1])
-    step = max(1, LOGITS // (vocab_size * len(pairs)))
-    for start in range(0, longest - 1, step):
-        end = min(start + step, longest - 1)
-        logits_RTV = runtime.follow(None if start else rows_R, targets_RT[:, start:end])
-        span = slice(start + 1, end + 1)
-        more_R, same_R = gather(logits_RTV, targets_RT[:, span], counts_RT[:, span])
-        logprob_R, greedy_R = logprob_R + more_R, greedy_R & same_R
+    follows_R = torch.tensor([len(cut) + len(continuation) - 1 for cut, continuation in ends])
+    before_r = None
+    for start, end in _spans(follows_R.tolist(), LOGITS // vocab_size):
+        on_r = (follows_R > start).nonzero().squeeze(1)
+        logits_rTV = runtime.follow(
+            rows_R[on_r] if before_r is None else torch.searchsorted(before_r, on_r), targets_RT[on_r, start:end]
+        )
+        before_r, span = on_r, slice(start + 1, end + 1)
+        more_r, same_r = gather(logits_rTV, targets_RT[on_r, span], counts_RT[on_r, span])
+        logprob_R.index_add_(0, on_r, more_r)
+        greedy_R[on_r] &= same_r
     return [Score(float(p), bool(g)) for p, g in zip(logprob_R, greedy_R, strict=True)]
+
+
+def _spans(follows: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Stretches of positions [start, end) that go through the model together, so that it costs least.
+
+    A stretch takes a pass, and a token of every row that is longer than its start; at most `most` tokens, where it has
+    more than one position.
+    """
+    ends = sorted({0, *follows})
+    cost, chosen = [0] * len(ends), [0] * len(ends)
+    for i in range(len(ends) - 2, -1, -1):
+        rows = sum(n > ends[i] for n in follows)
+        cost[i], chosen[i] = min(
+            (rows * (ends[j] - ends[i]) + _PASS + cost[j], j) for j in range(i + 1, len(ends))
+        )  # fmt: skip
+    found, i = list[tuple[int, int]](), 0
+    while i < len(ends) - 1:
+        step = max(1, most // sum(n > ends[i] for n in follows))
+        stop = ends[chosen[i]]
+        found += [(start, min(start + step, stop)) for start in range(ends[i], stop, step)]
+        i = chosen[i]
+    return found
 
 
 def gather(logits_RTV: Tensor, targets_RT: Tensor, counts_RT: Tensor) -> tuple[Tensor, Tensor]:

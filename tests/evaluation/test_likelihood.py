@@ -1,5 +1,6 @@
 """Likelihoods of continuations: the plain way in float64, whatever is shared, batched or cut into pieces."""
 
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,19 @@ def test_progress_ends_at_the_number_of_different_pairs(tiny: MakeTiny) -> None:
     score(loaded(tiny("llama", tied=True)), pairs, vocab_size=VOCAB, progress=lambda *done: told.append(done))
     assert told[-1] == (len(set(pairs)), len(set(pairs)))
     assert told == sorted(told)
+
+
+def test_stretches_cost_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against every way of cutting at lengths: a pass each, and a token of every row that goes on."""
+    monkeypatch.setattr(likelihood, "_PASS", 3)
+    source = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        follows = torch.randint(0, 9, (6,), generator=source).tolist()
+        found = likelihood._spans(follows, 1000)
+        ends = sorted(set(follows) - {0})
+        ways = [[0, *some, ends[-1]] for n in range(len(ends)) for some in combinations(ends[:-1], n)] if ends else [[]]
+        costs = [sum(3 + (b - a) * sum(f > a for f in follows) for a, b in pairwise(way)) for way in ways]
+        assert sum(3 + (b - a) * sum(f > a for f in follows) for a, b in found) == min(costs)
+        assert [a for a, _ in found[1:]] == [b for _, b in found[:-1]]
+    assert likelihood._spans([0, 0], 1000) == []
+    assert likelihood._spans([5, 5], 4) == [(0, 2), (2, 4), (4, 5)]
