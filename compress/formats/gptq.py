@@ -147,8 +147,10 @@ def _excluded(name: str, settings: Mapping[str, Any]) -> bool:
 
 
 def unread(scheme: Scheme) -> tuple[str, ...]:
-    """Of this format the kernels of vLLM and SGLang read no zero points."""
-    return () if scheme.weights.symmetric else ("vLLM", "SGLang")
+    """Of this format the kernels of vLLM and SGLang read no zero points; vLLM 0.32 no groups in sorted order either."""
+    if not scheme.weights.symmetric:
+        return "vLLM", "SGLang"
+    return ("vLLM",) if scheme.weights.actorder == "group" else ()
 
 
 GPTQ = Format(

@@ -234,5 +234,6 @@ def test_a_loader_is_named_only_where_it_reads_the_scheme(fmt: Format, kinds: li
     loaders = fmt.read_by({PRESETS[kind] for kind in kinds})
     assert ("vLLM" in loaders) is ("SGLang" in loaders) is read
     assert loaders[0] == fmt.loaders[0]
+    assert "vLLM" not in gptq.GPTQ.read_by({PRESETS["W4A16"].reordered()})
     odd = PRESETS["W4A16"].with_group_size(16)
     assert ("vLLM" in fmt.read_by({odd})) is (fmt is not COMPRESSED_TENSORS)
