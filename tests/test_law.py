@@ -34,7 +34,8 @@ schemes numerics activations
 evaluation evaluation.memory evaluation.metrics evaluation.text
 methods methods.base methods.scale_search methods.rounding methods.rtn methods.gptq methods.awq methods.smoothquant
 formats formats.base formats.compressed_tensors formats.gptq formats.awq formats.fp8 formats.dense
-formats.gguf_header formats.gguf_facts formats.gguf_words formats.gguf_file formats.gguf_values formats.gguf
+formats.gguf_header formats.gguf_bits formats.gguf_facts formats.gguf_words formats.gguf_file formats.gguf_values
+formats.gguf
 models models.family models.surgery
 models.falcon models.gemma2 models.gemma3_text models.gpt2 models.gpt_neox models.llama models.mistral models.olmo2
 models.opt models.phi3 models.qwen2 models.qwen3

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.formats import gguf_facts, gguf_file, gguf_words
+from compress.formats import gguf_bits, gguf_facts, gguf_file, gguf_words
 from compress.formats.base import DECODED, Format, with_half_scales
 from compress.formats.gguf_header import FILE
 from compress.numerics import QuantizedWeight
@@ -147,8 +147,8 @@ def _pack_flat(kind: str, code_NC: Tensor, coded: QuantizedWeight, args: QuantAr
         zero_N1 = args.qmin - each(coded.zero.float() if coded.zero is not None else torch.zeros_like(coded.scale))
         parts.append((scale_N1.float() * zero_N1).half().view(torch.uint8))
     if kind[1] == "5":
-        parts.append(_planes(code_NC >> 4, 8, transposed=True))
-    parts.append(code_NC if kind == "Q8_0" else _halves(code_NC & 15, BLOCK // 2))
+        parts.append(gguf_bits.planes(code_NC >> 4, 8, transposed=True))
+    parts.append(code_NC if kind == "Q8_0" else gguf_bits.halves(code_NC & 15, BLOCK // 2))
     return torch.cat(parts, 1)
 
 
@@ -157,15 +157,23 @@ def _pack_super(kind: str, code_NC: Tensor, coded: QuantizedWeight, args: QuantA
     d_N1, low_N1, count_NG, least_NG = _steps(kind, coded, args)
     scale, low = d_N1.half().view(torch.uint8), low_N1.half().view(torch.uint8)
     if kind == "Q2_K":
-        return torch.cat([count_NG | least_NG << 4, _quarters(code_NC), scale, low], 1)
+        return torch.cat([count_NG | least_NG << 4, gguf_bits.quarters(code_NC), scale, low], 1)
     if kind == "Q3_K":
-        return torch.cat([_planes(code_NC >> 2, 8), _quarters(code_NC & 3), _scales_of_3(count_NG + 32), scale], 1)
+        return torch.cat(
+            [
+                gguf_bits.planes(code_NC >> 2, 8),
+                gguf_bits.quarters(code_NC & 3),
+                gguf_bits.scales_of_3(count_NG + 32),
+                scale,
+            ],
+            1,
+        )
     if kind == "Q6_K":
-        return torch.cat([_halves(code_NC & 15, 64), _quarters(code_NC >> 4), count_NG, scale], 1)
-    parts = [scale, low, _scales_of_4(count_NG, least_NG)]
+        return torch.cat([gguf_bits.halves(code_NC & 15, 64), gguf_bits.quarters(code_NC >> 4), count_NG, scale], 1)
+    parts = [scale, low, gguf_bits.scales_of_4(count_NG, least_NG)]
     if kind == "Q5_K":
-        parts.append(_planes(code_NC >> 4, 8))
-    return torch.cat([*parts, _halves(code_NC & 15, 32)], 1)
+        parts.append(gguf_bits.planes(code_NC >> 4, 8))
+    return torch.cat([*parts, gguf_bits.halves(code_NC & 15, 32)], 1)
 
 
 def _steps(kind: str, coded: QuantizedWeight, args: QuantArgs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -250,16 +258,16 @@ def _unpack(kind: str, stored_OB: Tensor) -> tuple[Tensor, Tensor, Tensor | None
         if kind in _SYMMETRIC:
             return code_NGi.to(torch.int16) - _SYMMETRIC[kind], scale_NG1, None
         return code_NGi, scale_NG1, (step_N2[:, 1:] * least_NG).unsqueeze(-1)
-    d_N1, rest = _number(block_NB)
+    d_N1, rest = gguf_bits.number(block_NB)
     offset_N1 = None
     if kind.endswith("_1"):
-        offset_N1, rest = _number(rest)
+        offset_N1, rest = gguf_bits.number(rest)
     if kind == "Q8_0":
         return rest.view(torch.int8).unsqueeze(1), d_N1.unsqueeze(-1), None
     high, rest = (rest[:, :4], rest[:, 4:]) if kind[1] == "5" else (None, rest)
-    code_NC = _unhalve(rest, BLOCK // 2)
+    code_NC = gguf_bits.unhalve(rest, BLOCK // 2)
     if high is not None:
-        code_NC = code_NC | _unplane(high, 8, transposed=True) << 4
+        code_NC = code_NC | gguf_bits.unplane(high, 8, transposed=True) << 4
     if offset_N1 is None:
         return (code_NC.to(torch.int16) - _SYMMETRIC[kind]).unsqueeze(1), d_N1.unsqueeze(-1), None
     return code_NC.unsqueeze(1), d_N1.unsqueeze(-1), -offset_N1.unsqueeze(-1)
@@ -269,100 +277,24 @@ def _super_parts(kind: str, block_NB: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     """Of blocks of 256 columns: unsigned codes [N, 256], steps float32 [N, 2], and how many of them [N, G] each."""
     if kind == "Q2_K":
         both, quarters, d, low = torch.split(block_NB, [16, 64, 2, 2], 1)
-        return _unquarter(quarters), _numbers(d, low), both & 15, both >> 4
+        return gguf_bits.unquarter(quarters), gguf_bits.numbers(d, low), both & 15, both >> 4
     if kind == "Q3_K":
         high, quarters, packed, d = torch.split(block_NB, [32, 64, 12, 2], 1)
-        code_NC = _unquarter(quarters) | _unplane(high, 8) << 2
-        count_NG = _unscale_of_3(packed).to(torch.int16) - 32
-        return code_NC, _numbers(d, d), count_NG, torch.zeros_like(count_NG)
+        code_NC = gguf_bits.unquarter(quarters) | gguf_bits.unplane(high, 8) << 2
+        count_NG = gguf_bits.unscale_of_3(packed).to(torch.int16) - 32
+        return code_NC, gguf_bits.numbers(d, d), count_NG, torch.zeros_like(count_NG)
     if kind == "Q6_K":
         low_bits, high_bits, counts, d = torch.split(block_NB, [128, 64, 16, 2], 1)
-        code_NC = _unhalve(low_bits, 64) | _unquarter(high_bits) << 4
+        code_NC = gguf_bits.unhalve(low_bits, 64) | gguf_bits.unquarter(high_bits) << 4
         count_NG = counts.contiguous().view(torch.int8)
-        return code_NC, _numbers(d, d), count_NG, torch.zeros_like(count_NG)
+        return code_NC, gguf_bits.numbers(d, d), count_NG, torch.zeros_like(count_NG)
     d, low, packed, *planes, halves = torch.split(
         block_NB, [2, 2, 12, 32, 128] if kind == "Q5_K" else [2, 2, 12, 128], 1
     )
-    code_NC = _unhalve(halves, 32)
+    code_NC = gguf_bits.unhalve(halves, 32)
     if planes:
-        code_NC = code_NC | _unplane(planes[0], 8) << 4
-    return code_NC, _numbers(d, low), *_unscale_of_4(packed)
-
-
-def _number(block_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """The float16 in front of a block as float32 [N, 1], and the rest."""
-    return block_NB[:, :2].contiguous().view(torch.float16).float(), block_NB[:, 2:].contiguous()
-
-
-def _numbers(*parts_N2: Tensor) -> Tensor:
-    return torch.cat([part.contiguous().view(torch.float16).float() for part in parts_N2], 1)
-
-
-def _halves(code_NC: Tensor, width: int) -> Tensor:
-    """4-bit codes, two a byte: the low halves of `width` bytes hold the first `width` codes, the high ones the next."""
-    low_high = code_NC.reshape(len(code_NC), -1, 2, width)
-    return (low_high[:, :, 0] | low_high[:, :, 1] << 4).flatten(1)
-
-
-def _unhalve(byte_NB: Tensor, width: int) -> Tensor:
-    byte = byte_NB.reshape(len(byte_NB), -1, width)
-    return torch.stack([byte & 15, byte >> 4], 2).flatten(1)
-
-
-def _quarters(code_NC: Tensor) -> Tensor:
-    """2-bit codes, four a byte: each 32 bytes hold 128 codes, the first 32 in their lowest bits."""
-    part = code_NC.reshape(len(code_NC), -1, 4, 32)
-    return (part[:, :, 0] | part[:, :, 1] << 2 | part[:, :, 2] << 4 | part[:, :, 3] << 6).flatten(1)
-
-
-def _unquarter(byte_NB: Tensor) -> Tensor:
-    byte = byte_NB.reshape(len(byte_NB), -1, 32)
-    return torch.stack([(byte >> shift) & 3 for shift in (0, 2, 4, 6)], 2).flatten(1)
-
-
-def _planes(bit_NC: Tensor, count: int, *, transposed: bool = False) -> Tensor:
-    """Single bits, eight a byte: bit k of byte j is the code 32k + j, or transposed the code 8j + k."""
-    bits = (
-        bit_NC.reshape(len(bit_NC), -1, count).transpose(1, 2) if transposed else bit_NC.reshape(len(bit_NC), count, -1)
-    )
-    total = torch.zeros_like(bits[:, 0])
-    for k in range(count):
-        total |= bits[:, k] << k
-    return total
-
-
-def _unplane(byte_NB: Tensor, count: int, *, transposed: bool = False) -> Tensor:
-    bits = torch.stack([(byte_NB >> k) & 1 for k in range(count)], 2 if transposed else 1)
-    return bits.flatten(1)
-
-
-def _scales_of_4(count_NG: Tensor, least_NG: Tensor) -> Tensor:
-    """Eight pairs of 6-bit numbers in twelve bytes, as Q4_K and Q5_K have them."""
-    first, last = (part[:, :4] for part in (count_NG, least_NG)), (part[:, 4:] for part in (count_NG, least_NG))
-    (count, least), (count_4, least_4) = first, last
-    low = (count_4 & 15) | (least_4 & 15) << 4
-    return torch.cat([count | count_4 >> 4 << 6, least | least_4 >> 4 << 6, low], 1)
-
-
-def _unscale_of_4(byte_N12: Tensor) -> tuple[Tensor, Tensor]:
-    count, least, low = torch.split(byte_N12, 4, 1)
-    return (
-        torch.cat([count & 63, (low & 15) | count >> 6 << 4], 1),
-        torch.cat([least & 63, low >> 4 | least >> 6 << 4], 1),
-    )
-
-
-def _scales_of_3(count_NG: Tensor) -> Tensor:
-    """Sixteen 6-bit numbers in twelve bytes, as Q3_K has them."""
-    low, high = count_NG & 15, (count_NG >> 4).view(-1, 4, 4)
-    return torch.cat(
-        [low[:, :8] | low[:, 8:] << 4, high[:, 0] | high[:, 1] << 2 | high[:, 2] << 4 | high[:, 3] << 6], 1
-    )
-
-
-def _unscale_of_3(byte_N12: Tensor) -> Tensor:
-    low, high = byte_N12[:, :8], byte_N12[:, 8:]
-    return torch.cat([low & 15, low >> 4], 1) | torch.cat([(high >> k) & 3 for k in (0, 2, 4, 6)], 1) << 4
+        code_NC = code_NC | gguf_bits.unplane(planes[0], 8) << 4
+    return code_NC, gguf_bits.numbers(d, low), *gguf_bits.unscale_of_4(packed)
 
 
 def config(schemes: Mapping[str, Scheme], ignore: list[str], kv_cache: QuantArgs | None = None) -> dict[str, Any]:
