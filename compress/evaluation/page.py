@@ -21,7 +21,7 @@ from compress.evaluation.draw import Drawn
 from compress.evaluation.figures import badge, figures, words
 from compress.evaluation.report import Report
 from compress.evaluation.rows import COST, DIVERGENCE, LIKELIHOOD, SPECS, block_errors, conditions, lone
-from compress.evaluation.table import divergence, lines, task_lines
+from compress.evaluation.table import divergence, lines, position_lines, task_lines
 from compress.evaluation.text import show_percent, sig3
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -53,7 +53,7 @@ def html(report: Report, recipe_yaml: str | None, plan_text: str | None, drawn: 
         figures=figures(report), verified=_verified(report), tasks=tasks, outcomes=outcomes,
         other_tasks=[pair for pair in verdict.tasks if pair[0] not in outcomes],
         likelihood=lines(report, [spec for spec in LIKELIHOOD if spec.metric not in DIVERGENCE]),
-        recovery=lines(report, [SPECS["recovery"]]), divergence=divergence(report),
+        recovery=lines(report, [SPECS["recovery"]]), divergence=divergence(report), positions=position_lines(report),
         cost=lines(report, COST), blocks=_blocks(report), shared_accuracy=_shared(report, _ACCURACY),
         shared_speed=_shared(report, ("prefill_tok_s", "decode_tok_s")),
         steps=any(row["metric"] == "itl_s" for row in report["measurements"]),

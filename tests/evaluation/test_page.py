@@ -144,7 +144,8 @@ def test_the_order_in_which_people_ask() -> None:
     order = [
         "tiny--gptq-4bit", "Compressed from org/tiny", "Undecided", "3.4× smaller", "−0.84 pp", "+5.78%", "1.60×",
         "What it is", "Is it good enough?", "non-inferior when", "Accuracy by task", "Accuracy difference", "arc_easy",
-        "97.2%", "Log of the perplexity ratio", "Likelihood", "Divergence from", "How small and how fast?",
+        "97.2%", "Log of the perplexity ratio", "Likelihood", "By position", "17–32", "ratio by position",
+        "Divergence from", "How small and how fast?",
         "Prefill speed", "Decode speed", "Size and memory", "Where it comes from", "Error by block",
         "Distribution of the divergence", "group_size 128", "the recipe", "the plan", "Conditions", "num fewshot",
     ]  # fmt: skip
@@ -176,7 +177,7 @@ def test_charts_stand_where_there_are_rows() -> None:
     assert figures(make_report(block_rows(1))) == ["block_error"]
     assert figures(make_report(cost_rows())) == ["prefill", "decode", "size"]
     assert figures(LONE) == ["accuracy", "perplexity", "prefill", "decode", "size"]
-    assert len(figures(FULL)) == 9
+    assert len(figures(FULL)) == 10
 
 
 def test_a_page_of_nothing_says_so() -> None:

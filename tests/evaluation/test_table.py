@@ -8,7 +8,7 @@ from report_example import EVIL, HARNESS, SPEED, accuracy_rows, make_lone, make_
 from compress.evaluation import text
 from compress.evaluation.metrics import row
 from compress.evaluation.rows import SPECS, block_errors, groups, headline
-from compress.evaluation.table import lines, summary_lines, summary_table, task_lines
+from compress.evaluation.table import lines, position_lines, summary_lines, summary_table, task_lines
 
 POINT = {**SPEED, "batch": 1, "context": 128, "output": 16}
 
@@ -149,6 +149,24 @@ def test_ranges_say_their_unit_once() -> None:
     assert [line.artifact_range for line in lines(report, [SPECS["peak_memory_bytes"], SPECS["load_s"]])] == [
         "700 – 800 MB", "500 ms – 1.50 s",
     ]  # fmt: skip
+
+
+def test_perplexity_by_position_has_a_line_for_each_class() -> None:
+    def parts(*nats: float) -> dict:
+        spans = ((1, 16), (17, 32))
+        return {"by_position": [{"from": a, "to": b, "n": 32, "nats": v, "low": v - 0.1, "high": v + 0.1}
+                                for (a, b), v in zip(spans, nats, strict=True)]}  # fmt: skip
+
+    rows = [row("perplexity", "base", "text", 8.0, context=parts(2.0, 1.0)),
+            row("perplexity", "artifact", "text", 9.0, context=parts(2.0, 1.5)),
+            row("nll_delta", "pair", "text", 0.25, context=parts(0.0, 0.5))]  # fmt: skip
+    found = position_lines(make_report(rows))
+    assert [(line.where, line.positions, line.base, line.artifact, line.change, line.n) for line in found] == [
+        ("text", "1–16", "7.39", "7.39", "0", "32"), ("text", "17–32", "2.72", "4.48", "+0.500", "32"),
+    ]  # fmt: skip
+    assert found[1].change_range == "+0.400 to +0.600"
+    assert [line.base for line in position_lines(make_report(rows[1:2]))] == ["–", "–"]
+    assert position_lines(make_report([row("perplexity", "artifact", "t", 2.0, context={"by_position": "x"})])) == []
 
 
 def test_blocks_stand_in_the_models_order() -> None:
