@@ -14,7 +14,8 @@ from compress.evaluation.text import MISSING, plain, show_percent, sig3
 WIDTH = 80
 _SHORT = (
     "size_bytes", "bpw", "acc", "acc_norm", "acc_delta", "flips", "recovery", "perplexity", "word_perplexity",
-    "kld_mean", "kld_p99", "top1_agreement", "prefill_tok_s", "decode_tok_s", "peak_memory_bytes", "load_s",
+    "kld_mean", "kld_p99", "top1_agreement", "greedy_agreement", "repetition", "prefill_tok_s", "decode_tok_s",
+    "peak_memory_bytes", "load_s",
 )  # fmt: skip
 
 

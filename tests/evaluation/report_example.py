@@ -60,6 +60,22 @@ def fidelity_rows(task: str, conditions: dict[str, Any], nats: float = 0.05) -> 
     ]  # fmt: skip
 
 
+def generation_rows() -> list[Row]:
+    """How long both write alike, how much each repeats, and how often each ends."""
+    where = {"runtime": "hf", "dtype": "float32", "device": "cpu", "batch": 16, "output": 48, "decoding": "greedy"}
+    rows = [
+        row("greedy_agreement", "pair", "openings", 17.4, low=10.9, high=24.6, n=16, conditions=where),
+        row("greedy_agreement_median", "pair", "openings", 11.5, n=16, conditions=where),
+    ]  # fmt: skip
+    for subject, repeats, ends in (("base", 0.114, 0.1875), ("artifact", 0.163, 0.125)):
+        rows += [
+            row("repetition", subject, "openings", repeats, low=0.6 * repeats, high=1.5 * repeats, n=640,
+                conditions={**where, "ngram": 4}),
+            row("endings", subject, "openings", ends, low=0.03, high=0.43, n=16, conditions=where),
+        ]  # fmt: skip
+    return rows
+
+
 def accuracy_rows(tasks: tuple[str, ...] = TASKS, n: int = 1000, seed: int = 0) -> list[Row]:
     """Accuracy of both on each task with Wilson intervals, what differs between them, and the pooled figures."""
     source = random.Random(seed)
@@ -111,6 +127,7 @@ def make_report(rows: list[Row] | None = None, *, base: str | None = "org/tiny",
         "format": "compressed-tensors", "notes": ["group_size 128 does not divide the input width 576"],
     }  # fmt: skip
     all_rows = fidelity_rows("heldout", {}) + fidelity_rows("embedded", TEXT, 0.03) + accuracy_rows() + cost_rows()
+    all_rows += generation_rows()
     return build(
         artifact={**known, **artifact},
         base={"name": base, "revision": "abc", "architecture": "llama"},

@@ -74,6 +74,9 @@ def test_summary_table() -> None:
 def test_table_of_everything() -> None:
     table = summary_table(make_report())
     assert all(len(line) <= 80 for line in table.splitlines())
+    assert cells(table, "greedy agreement, tokens, openings") == ["17.4"]
+    assert cells(table, "repeated 4-grams, openings") == ["11.4%", "16.3%", "+4.90 pp"]
+    assert "outputs that end" not in table
     assert cells(table, "accuracy difference, pooled") == ["−0.84 pp"]
     assert cells(table, "answers that changed, pooled") == ["11.0%"]
     assert cells(table, "recovery, pooled") == ["97.2%"]
