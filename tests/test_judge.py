@@ -136,9 +136,9 @@ def test_another_suite_takes_the_place_of_the_first(tiny: MakeTiny) -> None:
 @pytest.mark.usefixtures("inline")
 def test_what_both_write(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured, kept and shown; asked once; gone with a suite that does not ask for it."""
-    Path("few.yaml").write_text(
-        "version: 1\nsummary: two\nprompts: [{text: One day <b>}, {kind: list, text: 'Red,'}]\n"
-    )
+    monkeypatch.setattr(draw, "draw", lambda *_: None)  # charts take seconds
+    prompts = "[{text: One day <b>}, {kind: list, text: 'Red,'}]"
+    Path("few.yaml").write_text(f"version: 1\nsummary: two\nprompts: {prompts}\n")
     Path("plain.yaml").write_text(SUITE.split("accuracy", maxsplit=1)[0])
     Path("write.yaml").write_text(Path("plain.yaml").read_text() + "generation: {prompts: few.yaml, output: 5}\n")
     model = tiny("llama", tied=True)
