@@ -49,8 +49,9 @@ def end_tokens(folder: Path, words: Any) -> list[int]:
     """The tokens that end a model's output: as `generate` has them, else its config's, else the tokenizer's."""
     for name in ("generation_config.json", "config.json"):
         named = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
-        if named is not None:
-            return [int(token) for token in (named if isinstance(named, list) else [named])]
+        found = [token for token in (named if isinstance(named, list) else [named]) if isinstance(token, int)]
+        if found:
+            return found
     return [] if words.eos_token_id is None else [int(words.eos_token_id)]
 
 
