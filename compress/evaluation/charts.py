@@ -108,8 +108,10 @@ def _position(report: Report) -> Chart | None:
     x = alt.X("positions:O", sort=None, title="position in the window").axis(labelAngle=0, labelOverlap="parity")
     offset = alt.XOffset("label:N", sort=None).scale(padding=2)
     base = plot(values).encode(x=x, xOffset=offset)
-    nats = alt.Y("value:Q", title="nats").axis(format="+.2~g", tickCount=5, labelExpr=ZERO)
-    ranges = base.mark_rule(color=ARTIFACT, strokeWidth=2, opacity=0.55).encode(
+    ends = _domain(values)
+    scale = alt.Scale(domain=ends, nice=False)
+    nats = alt.Y("value:Q", title="nats").scale(scale).axis(format="+.2~g", tickCount=5, labelExpr=ZERO)
+    ranges = base.mark_rule(color=ARTIFACT, strokeWidth=2, opacity=0.55, clip=True).encode(
         y=alt.Y("low:Q", title="nats"), y2="high:Q"
     )
     shape = alt.Shape("label:N", sort=None, title=None).legend(legend() if several else None)
@@ -121,8 +123,19 @@ def _position(report: Report) -> Chart | None:
         "Artifact minus base: negative log-likelihood of a token by how many tokens of its window a model has seen, "
         "with the 95% interval over windows. What rises to the right is lost on long contexts."
     )
+    if any(value["low"] < ends[0] or value["high"] > ends[1] for value in values):
+        caption += " Intervals that are far wider than the points are apart are cut off."
     title = "Log of the perplexity ratio by position, nats"
     return Chart("position", title, caption, finish(zero + ranges + points, 210))
+
+
+def _domain(values: Sequence[dict[str, Any]]) -> list[float]:
+    """The ends of an axis: all points, zero, and intervals as far as twice the points' spread beyond them."""
+    bottom, top = min(0, *(value["value"] for value in values)), max(0, *(value["value"] for value in values))
+    room = 2 * (top - bottom)
+    lows, highs = (value["low"] for value in values), (value["high"] for value in values)
+    low, high = max(min(lows), bottom - room), min(max(highs), top + room)
+    return [min(bottom, low) - 0.02 * room, max(top, high) + 0.02 * room]
 
 
 def _margin_words(margin: float | None) -> str:

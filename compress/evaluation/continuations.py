@@ -95,11 +95,16 @@ def read(home: Path) -> list[Written]:
         lines = (home / GENERATION).read_text(encoding="utf-8").splitlines()
         found = [json.loads(line) for line in lines]
         return [
-            Written(str(f["kind"]), str(f["prompt"]), str(f["base"]["text"]) if "base" in f else None,
-                    str(f["artifact"]["text"])) for f in found
+            Written(str(f["kind"]), str(f["prompt"]), _shown(f["base"]) if "base" in f else None, _shown(f["artifact"]))
+            for f in found
         ]  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
         return []
+
+
+def _shown(output: Output) -> str:
+    """A text as a reader sees it: one that went on when the limit came ends in dots."""
+    return str(output["text"]) + ("" if output["ended"] else "…")
 
 
 def keep(home: Path, prompts: Prompts, base: Sequence[Output] | None, artifact: Sequence[Output]) -> None:

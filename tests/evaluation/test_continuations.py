@@ -88,7 +88,7 @@ def test_texts_are_kept_line_by_line(tmp_path: Path) -> None:
     assert json.loads(line) == {
         "kind": "list", "prompt": "Count:\n", "alike": 1, "base": base[0], "artifact": mine[0],
     }  # fmt: skip
-    assert continuations.read(tmp_path) == [Written("list", "Count:\n", "a\u2028b\n", "c")]
+    assert continuations.read(tmp_path) == [Written("list", "Count:\n", "a\u2028b\n…", "c")]
     continuations.keep(tmp_path, prompts, None, mine)
     assert continuations.read(tmp_path) == [Written("list", "Count:\n", None, "c")]
     for damage in (b"", b"\xff\n", b"[]\n", b"{\n", b'{"kind": 1, "prompt": 2}\n', b'"x"\n'):
