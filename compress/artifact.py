@@ -32,6 +32,7 @@ from compress.tables import resolve
 
 LOCK = "lock.json"
 DOCUMENTS = "documents"  # every document's answers
+GENERATION = "generation.jsonl"  # what both models wrote
 CHARTS = "charts"
 STATE = ".state"
 _WEIGHTS = (
@@ -58,6 +59,7 @@ _OURS = {
     "report.json",
     "report.html",
     "README.md",
+    GENERATION,
 }
 
 
@@ -174,7 +176,8 @@ def clear_state(folder: Path) -> None:
 def remove_proof(folder: Path) -> None:
     """Deletes lock and report, then the weights that they speak of: new weights never stand beside an old proof."""
     weights = [*folder.glob("model*.gguf*"), *folder.glob("model*.safetensors*")]
-    for path in (folder / LOCK, folder / "report.json", folder / "quantize_config.json", folder / INDEX, *weights):
+    ours = (LOCK, "report.json", GENERATION, "quantize_config.json", INDEX)
+    for path in (*(folder / name for name in ours), *weights):
         path.unlink(missing_ok=True)
     for evidence in (DOCUMENTS, CHARTS):
         shutil.rmtree(folder / evidence, ignore_errors=True)

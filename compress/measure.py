@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from compress import artifact, keys
-from compress.evaluation import card, draw, memory, page, questions, report, speed
+from compress.evaluation import card, continuations, draw, generation, memory, page, questions, report, speed
 from compress.evaluation.compare import Results, accuracy_rows, verdict
 from compress.evaluation.likelihood import WINDOW
 from compress.evaluation.metrics import METRICS, Row, row
 from compress.evaluation.rows import DIVERGENCE
-from compress.evaluation.suite import TASK_METRICS, Suite
+from compress.evaluation.suite import TASK_METRICS, Suite, prompts_of
 from compress.evaluation.worker import measure_fidelity, streamed
 from compress.files import replace
 from compress.paths import cache_dir
@@ -133,17 +133,20 @@ def check(asked: Evaluation) -> None:
     """Refuses what the stages that are to run would refuse, before any of them and before the walk.
 
     Raises:
-        CompressError: a task of the suite, or its documents, cannot be had.
+        CompressError: a task of the suite, or its documents, cannot be had; prompts are too long.
     """
-    key = _stages(asked)["accuracy"].key
-    if asked.suite.accuracy and artifact.read_lock(asked.home).get("stages", {}).get("accuracy") != key:
+    known, stages = artifact.read_lock(asked.home).get("stages", {}), _stages(asked)
+    if asked.suite.accuracy and known.get("accuracy") != stages["accuracy"].key:
         questions.documents(asked.suite)
+    if asked.suite.generation and known.get("generation") != stages["generation"].key:
+        continuations.prompt_ids(asked.suite, asked.folders[0])
 
 
 def _stages(asked: Evaluation) -> dict[str, Stage]:
     """The stages in the order in which they run."""
     suite = asked.suite
     tasks = suite.accuracy.model_dump() if suite.accuracy else None
+    prompts = [prompts_of(suite).texts, prompts_of(suite).name, suite.generation.output] if suite.generation else None
     text = [suite.text.name, artifact.digest(asked.tokens_NT.tolist())]
     timed = [[p.model_dump() for p in suite.speed], torch.get_num_threads(), speed.cpu_name()]
 
@@ -168,6 +171,11 @@ def _stages(asked: Evaluation) -> dict[str, Stage]:
             _accuracy, lambda r: r["metric"] in _ACCURACY,
             "accuracy not measured: this architecture or format is not streamed, and does not fit in memory whole",
         ),
+        "generation": Stage(
+            key([prompts], "generation", "greedy", "continuations", "intervals"), _generation,
+            lambda r: r["metric"] in generation.METRICS,
+            "generation not measured: the whole model does not fit in memory here",
+        ),
         "speed": Stage(
             key(timed, "speed"), _speed, lambda r: bool(r["task"] == "speed"),
             "speed not measured: the whole model does not fit in memory here",
@@ -180,6 +188,14 @@ def _fits(folders: list[Path], bytes_per_weight: int = 4, *, together: bool = Fa
     """Whether the whole models, each by itself or all together, take under half the free memory."""
     sizes = [bytes_per_weight * parameter_count(folder) for folder in folders]
     return (sum(sizes) if together else max(sizes)) < memory.available_memory_bytes() // 2
+
+
+def _dtype(folders: list[Path]) -> str:
+    """In what the whole models are computed, one at a time."""
+    dtype = next((d for d, size in (("float32", 4), ("bfloat16", 2)) if _fits(folders, size)), None)
+    if dtype is None:
+        raise Skipped
+    return dtype
 
 
 def _reload(asked: Evaluation, progress: Progress) -> Document:
@@ -253,13 +269,35 @@ def _runtime(asked: Evaluation) -> tuple[str, str]:
     Raises:
         Skipped: none will do.
     """
-    if _fits(asked.folders):
-        return "hf", "float32"
-    if all(map(streamed, asked.folders)):
+    if not _fits(asked.folders) and all(map(streamed, asked.folders)):
         return "stream", "float32"
-    if _fits(asked.folders, 2):
-        return "hf", "bfloat16"
-    raise Skipped
+    return "hf", _dtype(asked.folders)
+
+
+def _generation(asked: Evaluation, progress: Progress) -> list[Row]:
+    """What base and artifact write after the suite's prompts."""
+    continuations.forget(asked.home)
+    wanted = asked.suite.generation
+    if wanted is None:
+        return []
+    dtype, prompts = _dtype(asked.folders), prompts_of(asked.suite)
+    ids, ends = continuations.prompt_ids(asked.suite, asked.folders[0]), continuations.endings(asked.folders[0])
+
+    def outputs(folder: Path, name: str) -> list[generation.Output]:
+        return continuations.outputs(
+            folder, ids, ends, wanted.output, dtype=dtype, threads=torch.get_num_threads(),
+            progress=lambda done, total: progress(name, done, total),
+        )  # fmt: skip
+
+    base = None if asked.base is None else outputs(asked.base, "base texts")
+    found = outputs(asked.artifact, "texts")
+    continuations.keep(asked.home, prompts, base, found)
+    conditions = {
+        "runtime": "hf", "device": "cpu", "dtype": dtype, "chat_template": False, "decoding": "greedy",
+        "batch": len(ids), "output": wanted.output, "data": artifact.digest(prompts.texts)[:16],
+        **artifact.coded_activations(asked.artifact),
+    }  # fmt: skip
+    return generation.generation_rows(base, found, prompts.name, conditions)
 
 
 def _speed(asked: Evaluation, progress: Progress) -> list[Row]:
@@ -316,7 +354,8 @@ def publish(home: Path, document: Document, lock: dict[str, Any], *, charts: boo
     recipe_yaml = recipe_file.read_text(encoding="utf-8", errors="replace") if recipe_file.is_file() else None
     plan = read_plan(home)
     text = plan_text(plan) if plan else None
-    replace(home / "report.html", page.html(document, recipe_yaml, text, drawn).encode())
+    made = page.html(document, recipe_yaml, text, drawn, continuations.read(home))
+    replace(home / "report.html", made.encode())
     if recipe_yaml is not None:
         name = str(document["artifact"].get("recipe") or recipe_file.stem)
         readme = card.card(document, name, recipe_yaml, lock["model"]["license"], drawn.pictures if drawn else ())

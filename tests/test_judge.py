@@ -12,7 +12,7 @@ from conftest import MakeTiny, byte_tokenizer
 from compress import cli, pipeline, verify
 from compress.artifact import read_lock
 from compress.errors import CompressError
-from compress.evaluation import draw, memory, questions, speed, worker
+from compress.evaluation import continuations, draw, memory, questions, speed, worker
 from compress.judge import judge
 
 WORDS = " ".join(f"word {i} of many" for i in range(200))
@@ -58,7 +58,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(module: str, request: dict[str, Any], **_: Any) -> Any:
         return importlib.import_module(module).answer(json.loads(json.dumps(request)))
 
-    for module in (questions, worker, draw, verify, speed):
+    for module in (questions, continuations, worker, draw, verify, speed):
         monkeypatch.setattr(module, "call", call)
 
 
@@ -109,7 +109,7 @@ def test_an_artifact_in_place(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -
     assert verdict["overall"] in ("non_inferior", "worse", "undecided")
     assert verdict["low"] < verdict["value"] < verdict["high"]
     lock = read_lock(folder)
-    assert set(lock["stages"]) == {"compress", "whole", "fidelity", "accuracy", "speed"}
+    assert set(lock["stages"]) == {"compress", "whole", "fidelity", "accuracy", "generation", "speed"}
     assert lock["suite"]["name"] == "suite"
     lines = [json.loads(line) for line in (folder / "documents" / "everyday.jsonl").read_text().splitlines()]
     assert len(lines) == 10
@@ -131,6 +131,47 @@ def test_another_suite_takes_the_place_of_the_first(tiny: MakeTiny) -> None:
     report = judge(str(folder), suite="plain.yaml", against=str(model), progress=nothing).report
     assert ("acc", "base") not in subjects(report)
     assert ("kld_mean", "pair") in subjects(report)
+
+
+@pytest.mark.usefixtures("inline")
+def test_what_both_write(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured, kept and shown; asked once; gone with a suite that does not ask for it."""
+    monkeypatch.setattr(draw, "draw", lambda *_: None)  # charts take seconds
+    prompts = "[{text: One day <b>}, {kind: list, text: 'Red,'}]"
+    Path("few.yaml").write_text(f"version: 1\nsummary: two\nprompts: {prompts}\n")
+    Path("plain.yaml").write_text(SUITE.split("accuracy", maxsplit=1)[0])
+    Path("write.yaml").write_text(Path("plain.yaml").read_text() + "generation: {prompts: few.yaml, output: 5}\n")
+    model = tiny("llama", tied=True)
+    folder = make(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "available_memory_bytes", lambda: 1000)
+        report = judge(str(folder), suite="write.yaml", against=str(model), progress=nothing).report
+        assert any(note.startswith("generation not measured") for note in report["artifact"]["notes"])
+    report = judge(str(folder), suite="write.yaml", against=str(model), progress=nothing).report
+    rows = {(r["metric"], r["subject"]): r for r in report["measurements"] if r["task"] == "few"}
+    assert set(rows) == {
+        ("greedy_agreement", "pair"), ("greedy_agreement_median", "pair"), ("repetition", "base"),
+        ("repetition", "artifact"), ("endings", "base"), ("endings", "artifact"),
+    }  # fmt: skip
+    where = rows["greedy_agreement", "pair"]["conditions"]
+    assert (where["batch"], where["output"], where["dtype"], where["runtime"]) == (2, 5, "float32", "hf")
+    lines = [json.loads(line) for line in (folder / "generation.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["prompt"]) for line in lines] == [("text", "One day <b>"), ("list", "Red,")]
+    lengths = [5 if line["base"] == line["artifact"] else line["alike"] for line in lines]
+    assert rows["greedy_agreement", "pair"]["value"] == sum(lengths) / 2
+    assert "One day &lt;b&gt;" in (folder / "report.html").read_text()
+    assert "generation.jsonl" in read_lock(folder)["files"]
+    assert "generation not measured" not in str(report["artifact"]["notes"])
+
+    monkeypatch.setattr(continuations, "call", None)
+    assert judge(str(folder), suite="write.yaml", against=str(model), progress=nothing).report == report
+    plain = judge(str(folder), suite="plain.yaml", against=str(model), progress=nothing).report
+    assert "few" not in {r["task"] for r in plain["measurements"]}
+    assert not (folder / "generation.jsonl").exists()
+    again = judge(str(folder), suite="write.yaml", against=str(model), progress=nothing).report  # from the cache
+    assert [r for r in again["measurements"] if r["task"] == "few"] == list(rows.values())
+    make(tiny("llama", tied=True, seed=5))
+    assert not (folder / "generation.jsonl").exists()  # never beside other weights
 
 
 @pytest.mark.usefixtures("inline")

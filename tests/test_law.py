@@ -46,12 +46,13 @@ calibration.chain calibration.stats calibration.state calibration.walk
 recipe plan_rows plan_checks plan plan_text
 artifact
 runtimes runtimes.hf runtimes.draw
-evaluation.intervals evaluation.significance evaluation.stream evaluation.suite evaluation.cost evaluation.fidelity
-evaluation.worker
+evaluation.intervals evaluation.significance evaluation.stream evaluation.prompts evaluation.suite evaluation.cost
+evaluation.fidelity evaluation.worker evaluation.generation evaluation.greedy
 evaluation.speed evaluation.likelihood evaluation.blockwise evaluation.compare evaluation.accuracy
 evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
 evaluation.figures evaluation.beside evaluation.page evaluation.card
-verify keys evaluation.questions job windows measure pipeline decoded judge comparison convert __init__
+verify keys evaluation.questions evaluation.continuations job windows measure pipeline decoded judge comparison convert
+__init__
 cli __main__
 """.split()  # noqa: SIM905  # a page of names reads better without quotes
 MODULES = ["compress" if name == "__init__" else f"compress.{name}" for name in ORDER]

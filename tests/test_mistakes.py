@@ -413,6 +413,9 @@ DATA = {
     "a suite of longer windows than the model": model(
         lambda s: s.swap("seq_len: 32", "seq_len: 2000", "small.yaml"), "2000", "1024 positions", "suite"
     ),
+    "a suite with unknown prompts": model(
+        lambda s: s.add("generation: {prompts: opening}\n", "small.yaml"), "'opening'", "did you mean 'openings'"
+    ),
 }  # fmt: skip
 
 PLACES = {

@@ -84,7 +84,8 @@ def card(
         shared=[(key, known[key]) for key in _SHARED if key in known], recipe_name=recipe_name,
         recipe_yaml=recipe_yaml, notes=report["artifact"].get("notes") or [], pictures=pictures,
         packages=_packages(report), load=_load(report), serve=f"vllm serve {shlex.quote(plain(name))}",
-        vllm=reads_vllm(report), llama_cpp=_llama_cpp(report),
+        generates=bool(groups(report, SPECS["greedy_agreement"])), vllm=reads_vllm(report),
+        llama_cpp=_llama_cpp(report),
     )  # fmt: skip
 
 

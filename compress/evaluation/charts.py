@@ -7,22 +7,41 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from compress.evaluation.marks import ARTIFACT, INK, Chart, bars, both, differences, dots, finish, legend, plot, tip
+from compress.evaluation.marks import (
+    ARTIFACT,
+    INK,
+    SOFT,
+    ZERO,
+    Chart,
+    bars,
+    both,
+    datum,
+    differences,
+    dots,
+    finish,
+    legend,
+    plot,
+    tip,
+)
 from compress.evaluation.metrics import Row
 from compress.evaluation.report import Report
 from compress.evaluation.rows import POOLED, SPECS, block_errors, groups, headline, lone
+from compress.evaluation.table import by_position, position_label
 from compress.evaluation.text import plain, sig3
 
 NAMES = (
     "accuracy", "accuracy_difference", "perplexity", "nll_difference", "size", "prefill", "decode", "block_error",
-    "kld",
+    "kld", "position",
 )  # fmt: skip
 _SMALLEST = 1e-6  # a divergence below this many nats is no divergence: a logarithm has no zero
 
 
 def charts(report: Report) -> list[Chart]:
     """Every chart that the report has rows for."""
-    makers = (_accuracy, _accuracy_difference, _perplexity, _nll_difference, _size, _prefill, _decode, _blocks, _kld)
+    makers = (
+        _accuracy, _accuracy_difference, _perplexity, _nll_difference, _position, _size, _prefill, _decode, _blocks,
+        _kld,
+    )  # fmt: skip
     made = (make(report) for make in makers)
     return [chart for chart in made if chart is not None]
 
@@ -72,6 +91,51 @@ def _nll_difference(report: Report) -> Chart | None:
     title = "Log of the perplexity ratio, nats"
     return differences("nll_difference", title, caption + _margin_words(margin), groups(report, SPECS["nll_delta"]),
                        spec=SPECS["nll_delta"], margin=margin, factor=1)  # fmt: skip
+
+
+def _position(report: Report) -> Chart | None:
+    import altair as alt
+
+    values = [
+        datum(part | {"value": part["nats"]}, SPECS["nll_delta"], group.where or group.task, "pair")
+        | {"positions": position_label(part), "from": part["from"]}
+        for group in groups(report, SPECS["nll_delta"]) for part in by_position(group.rows.get("pair"))
+    ]  # fmt: skip
+    values.sort(key=lambda value: value["from"])  # the last classes of windows of other lengths differ
+    if len({value["value"] for value in values}) < 2:
+        return None  # nothing, or nothing to see
+    several = len({value["label"] for value in values}) > 1
+    x = alt.X("positions:O", sort=None, title="position in the window").axis(labelAngle=0, labelOverlap="parity")
+    offset = alt.XOffset("label:N", sort=None).scale(padding=2)
+    base = plot(values).encode(x=x, xOffset=offset)
+    ends = _domain(values)
+    scale = alt.Scale(domain=ends, nice=False)
+    nats = alt.Y("value:Q", title="nats").scale(scale).axis(format="+.2~g", tickCount=5, labelExpr=ZERO)
+    ranges = base.mark_rule(color=ARTIFACT, strokeWidth=2, opacity=0.55, clip=True).encode(
+        y=alt.Y("low:Q", title="nats"), y2="high:Q"
+    )
+    shape = alt.Shape("label:N", sort=None, title=None).legend(legend() if several else None)
+    fields = {"label": "text", "positions": "positions", "shown": "nats", "range": "range", "n": "n"}
+    tips = [tip(field, title) for field, title in fields.items()]
+    points = base.mark_point(filled=True, color=ARTIFACT, size=60, opacity=1).encode(y=nats, shape=shape, tooltip=tips)
+    zero = plot([{"value": 0}]).mark_rule(color=SOFT, strokeWidth=1.2).encode(y="value:Q")
+    caption = (
+        "Artifact minus base: negative log-likelihood of a token by how many tokens of its window a model has seen, "
+        "with the 95% interval over windows. What rises to the right is lost on long contexts."
+    )
+    if any(value["low"] < ends[0] or value["high"] > ends[1] for value in values):
+        caption += " Intervals that are far wider than the points are apart are cut off."
+    title = "Log of the perplexity ratio by position, nats"
+    return Chart("position", title, caption, finish(zero + ranges + points, 210))
+
+
+def _domain(values: Sequence[dict[str, Any]]) -> list[float]:
+    """The ends of an axis: all points, zero, and intervals as far as twice the points' spread beyond them."""
+    bottom, top = min(0, *(value["value"] for value in values)), max(0, *(value["value"] for value in values))
+    room = 2 * (top - bottom)
+    lows, highs = (value["low"] for value in values), (value["high"] for value in values)
+    low, high = max(min(lows), bottom - room), min(max(highs), top + room)
+    return [min(bottom, low) - 0.02 * room, max(top, high) + 0.02 * room]
 
 
 def _margin_words(margin: float | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from compress.evaluation.suite import Suite, load_sample
+from compress.evaluation.suite import Suite, load_sample, prompts_of
 from compress.paths import data_dir
 
 _SHARE = 0.5  # of the matrix product's rate that a whole forward pass reaches
@@ -31,6 +31,7 @@ class Cost:
         documents, tasks: of the accuracy part; `documents` None where all there are will be asked.
         tokens: processed of one model, without the speed measurement; None where that is not known.
         points: of the speed measurement.
+        prompts: continued by each model.
         seconds: for base and artifact together, here; None where the tokens are not known.
     """
 
@@ -40,6 +41,7 @@ class Cost:
     tokens: int | None
     text_tokens: int
     points: int
+    prompts: int
     seconds: float | None
 
     @property
@@ -54,6 +56,8 @@ class Cost:
         if self.tasks:
             count = "all documents" if self.documents is None else f"{self.documents:,} documents"
             parts.insert(0, f"{count} of {self.tasks} task{'s' if self.tasks > 1 else ''}")
+        if self.prompts:
+            parts.append(f"{self.prompts} prompt{'s' if self.prompts > 1 else ''}")
         if self.points:
             parts.append(f"{self.points} speed point{'s' if self.points > 1 else ''}")
         about = ""
@@ -66,17 +70,27 @@ def cost(suite: Suite, params: int) -> Cost:
     """What measuring a model of so many parameters, and its base, takes."""
     documents, tokens = _asked(suite)
     text = suite.text.windows * suite.text.seq_len
+    prompts, written, steps = _written(suite)
     seconds = None
     if tokens is not None:
         per_token = 2 * params / (_SHARE * matmul_rate())
         timed = sum(
             _REPEATS * (p.batch * p.context * per_token + p.output * 2 * params / _BYTES_PER_S) for p in suite.speed
         )
-        workers = 2 + (3 if suite.accuracy else 0) + (4 if suite.speed else 0)
+        workers = 2 + (3 if suite.accuracy else 0) + (2 if written else 0) + (4 if suite.speed else 0)
+        timed += written * per_token + steps * 4 * params / _BYTES_PER_S
         seconds = 2 * ((text + tokens) * per_token + timed) + workers * _START_S
     tasks = len(suite.accuracy.tasks) if suite.accuracy else 0
     known = None if tokens is None else text + tokens
-    return Cost(suite.name, documents, tasks, known, text, len(suite.speed), seconds)
+    return Cost(suite.name, documents, tasks, known, text, len(suite.speed), prompts, seconds)
+
+
+def _written(suite: Suite) -> tuple[int, int, int]:
+    """Prompts, about how many tokens go through a model for them, and in how many steps."""
+    if suite.generation is None:
+        return 0, 0, 0
+    sizes = [1 + len(text) // _BYTES_PER_TOKEN for text in prompts_of(suite).texts]
+    return len(sizes), len(sizes) * (max(sizes) + suite.generation.output), max(sizes) + suite.generation.output
 
 
 def _asked(suite: Suite) -> tuple[int | None, int | None]:

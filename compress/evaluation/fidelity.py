@@ -7,6 +7,8 @@ Positions at which a model gives no finite numbers are counted and left out of t
 out silently, and a verdict fails by them. The noise floor is the base compared with itself, computed in bfloat16 and in
 other batches: what a reader sees of a model that is as good as the base.
 
+Means by position in the window, in classes that double, tell whether a loss grows with what a model has read.
+
 Left out: intervals of the divergence.
 """
 
@@ -23,6 +25,7 @@ from compress.evaluation.metrics import Row, Subject, row
 _LOGITS = 1 << 20  # logits computed at a time, for each model
 _LEAST = 16  # positions at a time nevertheless: a head is read anew for each piece, which costs more than its product
 _LIKELIEST = 5  # tokens
+_FIRST = 16  # positions of a window's first class; each further class ends at twice the position of the last
 _CONFIDENCE = (0.25, 0.5, 0.75, 0.95)  # the base's probability of its likeliest token, where its classes end
 
 Head = Callable[[Tensor], Tensor]
@@ -126,13 +129,18 @@ def _pieces(head: Head, hidden_1TD: Tensor) -> Iterator[tuple[int, int]]:
 
 def fidelity_rows(found: Fidelity, task: str, conditions: dict[str, Any], windows: int) -> list[Row]:
     """The report's rows of a comparison; `windows` of equal length are what was drawn, so the interval is by them."""
-    per_window = (found.nll_artifact_P - found.nll_base_P).reshape(windows, -1).mean(1)
+    change_P = found.nll_artifact_P - found.nll_base_P
+    per_window = change_P.reshape(windows, -1).mean(1)
     low, high = mean_interval(per_window.numpy())
+    finite_P = found.finite_P
+    seen = [
+        by_position(part_P.masked_fill(~finite_P, torch.nan), windows)
+        for part_P in (found.nll_base_P, found.nll_artifact_P, change_P)
+    ]
     difference = row(
         "nll_delta", "pair", task, float(per_window.mean()), low=low, high=high, n=windows, conditions=conditions,
-        context={"interval": "95%, Student, over windows"},
+        context={"interval": "95%, Student, over windows", "by_position": seen[2]},
     )  # fmt: skip
-    finite_P = found.finite_P
     lost = int((~finite_P).sum())
     rows = [difference, row("nonfinite", "pair", task, lost, n=len(finite_P), conditions=conditions)]
     if lost == len(finite_P):
@@ -150,8 +158,8 @@ def fidelity_rows(found: Fidelity, task: str, conditions: dict[str, Any], window
     percentiles = kld.quantile(torch.linspace(0, 1, 101, dtype=kld.dtype)).tolist()
     context = {"percentiles": percentiles, "by_confidence": _by_confidence(found)}
     return [
-        perplexity_row("base", found.nll_base_P, task, conditions),
-        perplexity_row("artifact", found.nll_artifact_P, task, conditions),
+        perplexity_row("base", found.nll_base_P, task, conditions, seen[0]),
+        perplexity_row("artifact", found.nll_artifact_P, task, conditions, seen[1]),
         *rows,
         row("kld_mean", "pair", task, float(kld.mean()), n=n, conditions=conditions, context=context),
         *(row(m, "pair", task, float(v), n=n, conditions=conditions) for m, v in values.items()),
@@ -183,6 +191,42 @@ def floor_row(found: Fidelity, task: str, conditions: dict[str, Any]) -> Row:
                context=context)  # fmt: skip
 
 
-def perplexity_row(subject: Subject, nll_P: Tensor, task: str, conditions: dict[str, Any]) -> Row:
-    """The row of one model's perplexity."""
-    return row("perplexity", subject, task, float(nll_P.mean().exp()), n=len(nll_P), conditions=conditions)
+def perplexity_row(
+    subject: Subject, nll_P: Tensor, task: str, conditions: dict[str, Any], seen: list[dict[str, Any]]
+) -> Row:
+    """The row of one model's perplexity; `seen` is its negative log-likelihood `by_position`."""
+    value = float(nll_P.mean().exp())
+    return row("perplexity", subject, task, value, n=len(nll_P), conditions=conditions, context={"by_position": seen})
+
+
+def position_classes(length: int) -> list[tuple[int, int]]:
+    """First and last of the positions 1 to `length` in each class: 1–16, 17–32, 33–64, … as far as there are any."""
+    ends = [_FIRST]
+    while ends[-1] < length:
+        ends.append(2 * ends[-1])
+    firsts = [1, *(end + 1 for end in ends[:-1])]
+    return [(first, min(end, length)) for first, end in zip(firsts, ends, strict=True)]
+
+
+def by_position(values_P: Tensor, windows: int) -> list[dict[str, Any]]:
+    """Means of nats over classes of the position in a window; position p has p tokens to predict the next from.
+
+    Args:
+        values_P: float64, of windows of one length, one after the other; what is not finite is left out.
+
+    Returns:
+        For each class with values `from`, `to`, `n`, the mean `nats`, and its interval over windows `low`, `high`,
+        None where there is only one window.
+    """
+    values_NT = values_P.reshape(windows, -1)
+    values_NT = values_NT.masked_fill(~values_NT.isfinite(), torch.nan)
+    found = []
+    for first, last in position_classes(values_NT.shape[1]):
+        part_NT = values_NT[:, first - 1 : last]
+        means = part_NT.nanmean(1)
+        means = means[~means.isnan()]
+        if len(means):
+            low, high = mean_interval(means.numpy()) if len(means) > 1 else (None, None)
+            n, mean = int((~part_NT.isnan()).sum()), float(part_NT.nanmean())
+            found.append({"from": first, "to": last, "n": n, "nats": mean, "low": low, "high": high})
+    return found

@@ -26,6 +26,7 @@ INK, SOFT, GRID, BASE, ARTIFACT, PAPER = (
 )
 _PICTURE = {INK: "#1b1f24", SOFT: "#59636e", GRID: "#e3e6ea", BASE: "#8a929c", ARTIFACT: "#0072b2", PAPER: "#ffffff"}
 _PICTURE_WIDTH = 680
+ZERO = "datum.value === 0 ? '0' : datum.label"  # labels of an axis with signs: zero has none
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -44,11 +45,12 @@ class Chart:
 
 def both(group: Group, spec: Spec, *, label: str) -> list[dict[str, Any]]:
     """The values of base and artifact in a group, as a chart's data."""
-    return [item(group.rows[subject], spec, label, subject) for subject in ("base", "artifact")
+    return [datum(group.rows[subject], spec, label, subject) for subject in ("base", "artifact")
             if group.rows.get(subject, {}).get("value") is not None]  # fmt: skip
 
 
-def item(row: Row, spec: Spec, label: str, subject: str, factor: float = 1) -> dict[str, Any]:
+def datum(row: Row, spec: Spec, label: str, subject: str, factor: float = 1) -> dict[str, Any]:
+    """A value with its range, as a chart's data."""
     ends = [row["value"] if row[key] is None else row[key] for key in ("low", "high")]
     return {
         "label": plain(label), "subject": subject, "value": factor * row["value"], "low": factor * ends[0],
@@ -81,13 +83,11 @@ def differences(
     """Differences with their intervals around zero; what stands for all tasks is bolder."""
     import altair as alt
 
-    values = [item(group.rows["pair"], spec, group.where or group.task, "pair", factor) | {"all": group.task == POOLED}
+    values = [datum(group.rows["pair"], spec, group.where or group.task, "pair", factor) | {"all": group.task == POOLED}
               for group in found if group.rows.get("pair", {}).get("value") is not None]  # fmt: skip
     if not values:
         return None
-    axis = alt.X("value:Q", title=None).axis(
-        format="+.3~g", tickCount=6, labelExpr="datum.value === 0 ? '0' : datum.label"
-    )
+    axis = alt.X("value:Q", title=None).axis(format="+.3~g", tickCount=6, labelExpr=ZERO)
     base = plot(values).encode(y=_labels())
     width = alt.condition("datum.all", alt.value(3.5), alt.value(2))
     size = alt.condition("datum.all", alt.value(110), alt.value(60))

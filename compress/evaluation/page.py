@@ -14,26 +14,36 @@ Left out: fonts and pictures: the reader's own fonts do, and the charts are draw
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from compress.evaluation.draw import Drawn
 from compress.evaluation.figures import badge, figures, words
+from compress.evaluation.generation import Written, alike
 from compress.evaluation.report import Report
-from compress.evaluation.rows import COST, DIVERGENCE, LIKELIHOOD, SPECS, block_errors, conditions, lone
-from compress.evaluation.table import divergence, lines, task_lines
+from compress.evaluation.rows import COST, DIVERGENCE, GENERATION, LIKELIHOOD, SPECS, block_errors, conditions, lone
+from compress.evaluation.table import divergence, lines, position_lines, task_lines
 from compress.evaluation.text import show_percent, sig3
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
+_TEXTS = 4  # shown of what both models wrote
 _ACCURACY = ("acc", "acc_norm", "acc_delta", "flips", "recovery")
 
 
-def html(report: Report, recipe_yaml: str | None, plan_text: str | None, drawn: Drawn | None = None) -> str:
+def html(
+    report: Report,
+    recipe_yaml: str | None,
+    plan_text: str | None,
+    drawn: Drawn | None = None,
+    texts: Sequence[Written] = (),
+) -> str:
     """The report as one page.
 
     Args:
         recipe_yaml, plan_text: what was asked and what was done; None leaves the section out.
         drawn: the charts; None makes a page of tables.
+        texts: what both models wrote; the first few are shown.
     """
     import jinja2
 
@@ -53,13 +63,31 @@ def html(report: Report, recipe_yaml: str | None, plan_text: str | None, drawn: 
         figures=figures(report), verified=_verified(report), tasks=tasks, outcomes=outcomes,
         other_tasks=[pair for pair in verdict.tasks if pair[0] not in outcomes],
         likelihood=lines(report, [spec for spec in LIKELIHOOD if spec.metric not in DIVERGENCE]),
-        recovery=lines(report, [SPECS["recovery"]]), divergence=divergence(report),
+        recovery=lines(report, [SPECS["recovery"]]), divergence=divergence(report), positions=position_lines(report),
+        generation=lines(report, GENERATION), texts=_texts(texts),
         cost=lines(report, COST), blocks=_blocks(report), shared_accuracy=_shared(report, _ACCURACY),
         shared_speed=_shared(report, ("prefill_tok_s", "decode_tok_s")),
         steps=any(row["metric"] == "itl_s" for row in report["measurements"]),
         notes=report["artifact"].get("notes") or [], conditions=conditions(report), disturbed=_disturbed(report),
         skipped=_skipped(report), recipe_yaml=recipe_yaml, plan_text=plan_text,
     )  # fmt: skip
+
+
+def _texts(texts: Sequence[Written]) -> list[dict[str, str | None]]:
+    """The first few texts, what both models wrote alike apart from what each wrote then."""
+    found = []
+    for text in texts[:_TEXTS]:
+        artifact, base = _lines(text.artifact), None if text.base is None else _lines(text.base)
+        same = "" if base is None else base[: alike(base, artifact)]
+        own = None if base is None else base[len(same) :]
+        found.append({"kind": _lines(text.kind), "prompt": _lines(text.prompt), "same": same, "base": own,
+                      "artifact": artifact[len(same) :]})  # fmt: skip
+    return found
+
+
+def _lines(text: str) -> str:
+    """Text with its line breaks, and a sign in place of what cannot be shown."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
 def facts(report: Report) -> list[tuple[str, str]]:

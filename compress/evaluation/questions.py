@@ -81,22 +81,27 @@ def answers(
         [keys.checkpoint_key(model), asked, runtime, dtype, libraries],
         "evaluation/accuracy.py", "evaluation/likelihood.py", "evaluation/blockwise.py", "runtimes/hf.py",
     )  # fmt: skip
-    path = cache_dir() / "answers" / f"{key}.json"
+    request = {"tasks": asked, "model": str(model.resolve()), "runtime": runtime, "dtype": dtype, "threads": threads}
+
+    def ask() -> Any:
+        return call(
+            "compress.evaluation.accuracy", request, what="scoring the tasks", where=str(model), progress=progress,
+            online=True,
+        )  # fmt: skip
+
+    return dict(remembered("answers", key, ask))
+
+
+def remembered(kind: str, key: str, ask: Callable[[], Any]) -> Any:
+    """An answer, plain data, from the folder `kind` of the cache; asked for where it is not there, or damaged."""
+    path = cache_dir() / kind / f"{key}.json"
     try:
         kept = json.loads(path.read_bytes())
         if kept["sha256"] == digest(kept["results"]):
-            return dict(kept["results"])
+            return kept["results"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or damaged: asked again
-    request = {"tasks": asked, "model": str(model.resolve()), "runtime": runtime, "dtype": dtype, "threads": threads}
-    results: Results = call(
-        "compress.evaluation.accuracy",
-        request,
-        what="scoring the tasks",
-        where=str(model),
-        progress=progress,
-        online=True,
-    )
+    results = ask()
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, json.dumps({"sha256": digest(results), "results": results}).encode(), shared=True)

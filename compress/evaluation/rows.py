@@ -67,6 +67,12 @@ LIKELIHOOD = (
     Spec("kld_floor", "KLD of the base from itself, nats", always=False),
     Spec("nonfinite", "positions without finite numbers", pair=True, always=False),
 )
+GENERATION = (
+    Spec("greedy_agreement", "greedy agreement, tokens", pair=True, always=False),
+    Spec("greedy_agreement_median", "greedy agreement, median", pair=True, always=False),
+    Spec("repetition", "repeated 4-grams", show_percent, change=show_difference, always=False),
+    Spec("endings", "outputs that end", show_percent, change=show_difference, always=False),
+)
 COST = (
     Spec("size_bytes", "checkpoint", show_bytes),
     Spec("bpw", "bits per quantized weight"),
@@ -84,7 +90,7 @@ COST = (
 DIVERGENCE = (
     "kld_mean", "kld_median", "kld_p90", "kld_p99", "kld_max", "top1_agreement", "top5_agreement",
 )  # fmt: skip
-SPECS = {spec.metric: spec for spec in (*ACCURACY, *LIKELIHOOD, *COST)}
+SPECS = {spec.metric: spec for spec in (*ACCURACY, *LIKELIHOOD, *GENERATION, *COST)}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from compress.errors import CompressError, nearest
+from compress.evaluation.prompts import Prompts, load_prompts
 from compress.paths import data_dir
 from compress.yaml_files import find_yaml, place, read_text, read_yaml, validate
 
@@ -63,6 +64,15 @@ class Accuracy(BaseModel):
         return tasks
 
 
+class Generation(BaseModel):
+    """The prompts that both models continue: the name of a file in eval/prompts, or a path; and how many tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompts: str
+    output: int = Field(default=48, ge=1)
+
+
 class SpeedPoint(BaseModel):
     """One condition of the speed measurement, in sequences and tokens."""
 
@@ -83,6 +93,7 @@ class Suite(BaseModel):
     summary: str
     text: Text = Text()
     accuracy: Accuracy | None = None
+    generation: Generation | None = None
     basis: Literal["perplexity", "accuracy"] = "perplexity"
     speed: tuple[SpeedPoint, ...] = ()
 
@@ -101,11 +112,13 @@ def load_suite(suite: str) -> Suite:
     path = find_yaml(suite, data_dir("eval") / "suites", suite_names(), "suite")
     node, document = read_yaml(read_text(path, "suite"), str(path))
     found = validate(Suite, {"name": path.stem, **document}, str(path), node, ())
-    if found.accuracy and found.accuracy.sample:  # a sample's path is relative to the suite's folder
-        beside = path.parent / Path(found.accuracy.sample).expanduser()
-        if beside.is_file():
-            accuracy = found.accuracy.model_copy(update={"sample": str(beside.resolve())})
-            found = found.model_copy(update={"accuracy": accuracy})
+    if found.accuracy and found.accuracy.sample:
+        accuracy = found.accuracy.model_copy(update={"sample": _beside(path, found.accuracy.sample)})
+        found = found.model_copy(update={"accuracy": accuracy})
+    if found.generation:
+        generation = found.generation.model_copy(update={"prompts": _beside(path, found.generation.prompts)})
+        found = found.model_copy(update={"generation": generation})
+        prompts_of(found)
     tasks = found.accuracy.tasks if found.accuracy else ()
     if found.basis == "accuracy" and not any(task.metric in BINARY for task in tasks):
         raise CompressError(
@@ -115,6 +128,22 @@ def load_suite(suite: str) -> Suite:
         )
     load_sample(found)
     return found
+
+
+def _beside(suite: Path, name: str) -> str:
+    """A file's path where the name is one, relative to the suite's folder; else the name."""
+    path = suite.parent / Path(name).expanduser()
+    return str(path.resolve()) if path.is_file() else name
+
+
+def prompts_of(suite: Suite) -> Prompts:
+    """The prompts of a suite that has some.
+
+    Raises:
+        CompressError: no such set, or a wrong key in it.
+    """
+    assert suite.generation is not None
+    return load_prompts(suite.generation.prompts)
 
 
 class Sample(BaseModel):

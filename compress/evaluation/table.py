@@ -1,8 +1,10 @@
 """Rows as lines of a table, as text: base and artifact side by side, what changed, and within which range."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from compress.evaluation.metrics import Row
 from compress.evaluation.report import Report
@@ -12,7 +14,8 @@ from compress.evaluation.text import MISSING, plain, show_percent, sig3
 WIDTH = 80
 _SHORT = (
     "size_bytes", "bpw", "acc", "acc_norm", "acc_delta", "flips", "recovery", "perplexity", "word_perplexity",
-    "kld_mean", "kld_p99", "top1_agreement", "prefill_tok_s", "decode_tok_s", "peak_memory_bytes", "load_s",
+    "kld_mean", "kld_p99", "top1_agreement", "greedy_agreement", "repetition", "prefill_tok_s", "decode_tok_s",
+    "peak_memory_bytes", "load_s",
 )  # fmt: skip
 
 
@@ -180,6 +183,54 @@ def divergence(report: Report) -> Grid:
         n = next(iter(found.values()))["n"]
         made.append((names[key], line, MISSING if n is None else f"{n:,}"))
     return Grid([SPECS[metric].label for metric in seen], made)
+
+
+@dataclass(frozen=True)
+class PositionLine:
+    """Perplexity of both at some positions of a text's windows, and the log of their ratio; as text."""
+
+    where: str
+    positions: str
+    base: str
+    artifact: str
+    change: str
+    change_range: str
+    n: str
+
+
+def position_lines(report: Report) -> list[PositionLine]:
+    """Perplexity by position in the window: a line for each text and class of positions."""
+    changes = {place(g.rows["pair"]): g.rows["pair"] for g in groups(report, SPECS["nll_delta"]) if "pair" in g.rows}
+    found = []
+    for group in groups(report, SPECS["perplexity"]):
+        rows = {**group.rows, "pair": changes.get(place(next(iter(group.rows.values()))), {})}
+        parts = {subject: {p["from"]: p for p in by_position(row)} for subject, row in rows.items()}
+        for known in by_position(rows.get("artifact")):
+            base, pair = (parts.get(subject, {}).get(known["from"]) for subject in ("base", "pair"))
+            change = shown(SPECS["nll_delta"], pair["nats"] if pair else None)
+            found.append(
+                PositionLine(group.where or group.task, position_label(known), _exp(base), _exp(known), change,
+                             show_range(SPECS["nll_delta"], pair), f"{known['n']:,}")
+            )  # fmt: skip
+    return found
+
+
+def by_position(row: Row | None) -> list[dict[str, Any]]:
+    """What a row says of classes of positions; nothing where it says nothing, or not as `fidelity` writes it."""
+    parts = row.get("context", {}).get("by_position") if row else None
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return []
+    whole = [p for p in parts if all(isinstance(p.get(key), int | float) for key in ("from", "to", "n", "nats"))]
+    return [{"low": None, "high": None, **part} for part in whole]
+
+
+def position_label(part: dict[str, Any]) -> str:
+    """A class of positions as text: "17–32"."""
+    return f"{part['from']:,}–{part['to']:,}"
+
+
+def _exp(part: dict[str, Any] | None) -> str:
+    return MISSING if part is None else sig3(math.exp(min(part["nats"], 700.0)))
 
 
 def summary_lines(report: Report) -> list[Line]:

@@ -22,6 +22,7 @@ from compress.artifact import open_artifact
 from compress.errors import CompressError
 from compress.evaluation.fidelity import (
     Head,
+    by_position,
     compare_hidden,
     fidelity_rows,
     floor_row,
@@ -100,7 +101,8 @@ def answer(request: dict[str, Any]) -> list[Row]:
             against = compare_hidden((base[0], base[0]), lambda n: (base[1](n), low(n)), tokens_NT[:count])
             floor = [floor_row(against, task, conditions)]
     if len(models) == 1:
-        return [perplexity_row("artifact", next_token_nll(*models[0], tokens_NT), task, conditions)]
+        nll_P = next_token_nll(*models[0], tokens_NT)
+        return [perplexity_row("artifact", nll_P, task, conditions, by_position(nll_P, len(tokens_NT)))]
     (base_head, base_hidden), (head, artifact) = models
     found = compare_hidden((base_head, head), lambda n: (base_hidden(n), artifact(n)), tokens_NT)
     return [*fidelity_rows(found, task, conditions, len(tokens_NT)), *floor]

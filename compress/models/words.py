@@ -45,6 +45,16 @@ class _TokenizerFaults:
             ) from error
 
 
+def end_tokens(folder: Path, words: Any) -> list[int]:
+    """The tokens that end a model's output: as `generate` has them, else its config's, else the tokenizer's."""
+    for name in ("generation_config.json", "config.json"):
+        named = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        found = [token for token in (named if isinstance(named, list) else [named]) if isinstance(token, int)]
+        if found:
+            return found
+    return [] if words.eos_token_id is None else [int(words.eos_token_id)]
+
+
 def check_generation(folder: Path) -> None:
     """Refuses a `generation_config.json` that would keep the finished model from loading.
 

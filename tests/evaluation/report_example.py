@@ -4,6 +4,7 @@ import math
 import random
 from typing import Any
 
+from compress.evaluation.fidelity import position_classes
 from compress.evaluation.metrics import Row, row
 from compress.evaluation.report import Report, build
 
@@ -41,15 +42,38 @@ def fidelity_rows(task: str, conditions: dict[str, Any], nats: float = 0.05) -> 
     """Perplexity of both, and the divergence with its percentiles; some positions do not diverge at all."""
     kld = [0.0, 0.0, *(nats * math.exp(3.6 * (p / 100 - 0.5) + (p / 100) ** 12) for p in range(2, 101))]
     pair: dict[str, Any] = {"n": 8176, "conditions": conditions}
+    seen = {
+        name: {"by_position": [
+            {"from": first, "to": last, "n": 16 * (last - first + 1), "nats": nll + slope * i,
+             "low": nll + slope * i - 0.01, "high": nll + slope * i + 0.01}
+            for i, (first, last) in enumerate(position_classes(511))
+        ]} for name, nll, slope in (("base", 3.9, -0.3), ("artifact", 3.94, -0.29), ("pair", 0.04, 0.01))
+    }  # fmt: skip
     return [
-        row("perplexity", "base", task, 15.363, low=14.9, high=15.9, **pair),
-        row("perplexity", "artifact", task, 16.251, low=15.7, high=16.8, **pair),
-        row("nll_delta", "pair", task, 0.0562, low=0.0518, high=0.0607, **pair),
+        row("perplexity", "base", task, 15.363, low=14.9, high=15.9, context=seen["base"], **pair),
+        row("perplexity", "artifact", task, 16.251, low=15.7, high=16.8, context=seen["artifact"], **pair),
+        row("nll_delta", "pair", task, 0.0562, low=0.0518, high=0.0607, context=seen["pair"], **pair),
         row("kld_mean", "pair", task, 1.4 * nats, low=1.36 * nats, high=1.45 * nats,
             context={"percentiles": kld}, **pair),
         row("kld_median", "pair", task, kld[50], **pair), row("kld_p90", "pair", task, kld[90], **pair),
         row("kld_p99", "pair", task, kld[99], **pair), row("top1_agreement", "pair", task, 0.8584, **pair),
     ]  # fmt: skip
+
+
+def generation_rows() -> list[Row]:
+    """How long both write alike, how much each repeats, and how often each ends."""
+    where = {"runtime": "hf", "dtype": "float32", "device": "cpu", "batch": 16, "output": 48, "decoding": "greedy"}
+    rows = [
+        row("greedy_agreement", "pair", "openings", 17.4, low=10.9, high=24.6, n=16, conditions=where),
+        row("greedy_agreement_median", "pair", "openings", 11.5, n=16, conditions=where),
+    ]  # fmt: skip
+    for subject, repeats, ends in (("base", 0.114, 0.1875), ("artifact", 0.163, 0.125)):
+        rows += [
+            row("repetition", subject, "openings", repeats, low=0.6 * repeats, high=1.5 * repeats, n=640,
+                conditions={**where, "ngram": 4}),
+            row("endings", subject, "openings", ends, low=0.03, high=0.43, n=16, conditions=where),
+        ]  # fmt: skip
+    return rows
 
 
 def accuracy_rows(tasks: tuple[str, ...] = TASKS, n: int = 1000, seed: int = 0) -> list[Row]:
@@ -103,6 +127,7 @@ def make_report(rows: list[Row] | None = None, *, base: str | None = "org/tiny",
         "format": "compressed-tensors", "notes": ["group_size 128 does not divide the input width 576"],
     }  # fmt: skip
     all_rows = fidelity_rows("heldout", {}) + fidelity_rows("embedded", TEXT, 0.03) + accuracy_rows() + cost_rows()
+    all_rows += generation_rows()
     return build(
         artifact={**known, **artifact},
         base={"name": base, "revision": "abc", "architecture": "llama"},

@@ -81,6 +81,39 @@ def test_no_distribution_without_something_to_see(percentiles: object) -> None:
     assert by_name(make_report(rows)) == {}
 
 
+def test_the_loss_by_position_is_drawn_class_by_class() -> None:
+    parts = [
+        {"from": a, "to": b, "n": 32, "nats": v, "low": None, "high": None} for a, b, v in ((1, 16, 0.1), (17, 31, 0.2))
+    ]
+    longer = [*parts[:1], {**parts[1], "to": 32}]
+    rows = [row("nll_delta", "pair", name, 0.15, context={"by_position": found})
+            for name, found in (("heldout", parts), ("text", longer))]  # fmt: skip
+    chart = by_name(make_report(rows))["position"]
+    found = [v for v in values(chart) if "positions" in v][:4]  # of the first of two layers
+    assert [(v["label"], v["positions"], v["value"], v["range"]) for v in found[::2]] == [
+        ("heldout", "1–16", 0.1, "–"), ("heldout", "17–31", 0.2, "–"),
+    ]  # fmt: skip
+    assert [v["positions"] for v in found] == ["1–16", "1–16", "17–31", "17–32"]
+
+
+def test_intervals_of_few_windows_do_not_hide_the_points() -> None:
+    parts = [{"from": 1, "to": 16, "nats": 0.1, "low": -9.0, "high": 9.0, "n": 32},
+             {"from": 17, "to": 32, "nats": 0.3, "low": 0.2, "high": 0.4, "n": 32}]  # fmt: skip
+    chart = by_name(make_report([row("nll_delta", "pair", "t", 0.2, context={"by_position": parts})]))["position"]
+    assert "cut off" in chart.caption
+    spec = json.dumps(chart.spec)
+    assert '"clip": true' in spec
+    domain = json.loads(spec[spec.index('"domain": [') + 10 : spec.index("]", spec.index('"domain": [')) + 1])
+    assert domain == pytest.approx([-0.612, 0.912])  # 0 to 0.3, twice 0.3 more on both sides, and a little
+
+
+@pytest.mark.parametrize(
+    "seen", [None, [], [{"from": 1}], ["x"], {"a": 1}, [{"from": 1, "to": 7, "n": 7, "nats": 0.1}]]
+)
+def test_no_positions_without_two_to_compare(seen: object) -> None:
+    assert "position" not in by_name(make_report([row("nll_delta", "pair", "t", 0.1, context={"by_position": seen})]))
+
+
 def test_size_and_memory_share_a_unit() -> None:
     found = values(by_name(make_report(cost_rows()))["size"])
     assert [(v["label"], v["subject"], v["value"], v["shown"]) for v in found][:2] == [

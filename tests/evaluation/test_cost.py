@@ -4,7 +4,8 @@ import pytest
 
 from compress.evaluation import cost as module
 from compress.evaluation.cost import cost, matmul_rate
-from compress.evaluation.suite import Suite, load_suite
+from compress.evaluation.prompts import load_prompts
+from compress.evaluation.suite import Generation, Suite, load_suite
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def test_documents_are_counted_from_files_and_samples() -> None:
     assert (found.documents, found.tasks) == (1404, 8)
     found = cost(load_suite("core-full"), 135_000_000)
     assert (found.documents, found.tokens, found.seconds) == (None, None, None)
-    assert found.text == "core-full: all documents of 8 tasks, 8,192 tokens of text, 3 speed points"
+    assert found.text == "core-full: all documents of 8 tasks, 8,192 tokens of text, 16 prompts, 3 speed points"
 
 
 @pytest.mark.usefixtures("steady")
@@ -31,6 +32,13 @@ def test_seconds_by_hand() -> None:
     found = cost(suite, 1_000_000_000)
     assert found.seconds == pytest.approx(2 * 1000 * 2e9 / 5e10 + 2 * module._START_S)
     assert found.text == "?: 1,000 tokens of text; about 2 min here for base and artifact"
+    with_prompts = cost(
+        suite.model_copy(update={"generation": Generation(prompts="openings", output=10)}), 1_000_000_000
+    )
+    longest = 1 + max(len(text) for text in load_prompts("openings").texts) // 4
+    passes, reads = 16 * (longest + 10) * 2e9 / 5e10, (longest + 10) * 4e9 / 8e9
+    assert with_prompts.seconds == pytest.approx(found.seconds + 2 * (passes + reads) + 2 * module._START_S)
+    assert with_prompts.prompts == 16
 
 
 @pytest.mark.usefixtures("steady")

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from compress.evaluation import worker
 from compress.evaluation.compare import verdict
-from compress.evaluation.fidelity import Fidelity, compare_logits, fidelity_rows, floor_row
+from compress.evaluation.fidelity import (
+    Fidelity,
+    by_position,
+    compare_logits,
+    fidelity_rows,
+    floor_row,
+    position_classes,
+)
 from compress.evaluation.suite import Suite
 from tests.conftest import MakeTiny
 
@@ -73,6 +80,45 @@ def test_what_is_no_number_is_counted_and_fails_the_verdict(broken: float) -> No
     assert (verdict(alone, suite, 0.01) or {})["overall"] == "worse"
 
 
+def test_classes_of_positions_double() -> None:
+    assert position_classes(511) == [(1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 511)]
+    assert position_classes(16) == [(1, 16)]
+    assert position_classes(17) == [(1, 16), (17, 17)]
+    assert position_classes(7) == [(1, 7)]
+    assert position_classes(4095)[-2:] == [(1025, 2048), (2049, 4095)]
+
+
+def test_two_windows_by_position_by_hand() -> None:
+    """Positions 1 to 18 of two windows; the second window's last position is no number."""
+    first, second = [1.0] * 16 + [3.0, 5.0], [2.0] * 16 + [7.0, math.nan]
+    found = by_position(torch.tensor(first + second, dtype=torch.float64), 2)
+    assert [(part["from"], part["to"], part["n"]) for part in found] == [(1, 16, 32), (17, 18, 3)]
+    assert [part["nats"] for part in found] == [1.5, 5.0]
+    half = 12.706 * 0.5  # Student's t times the standard error of 1 and 2
+    assert (found[0]["low"], found[0]["high"]) == pytest.approx((1.5 - half, 1.5 + half))
+    (alone,) = by_position(torch.tensor(first[:16], dtype=torch.float64), 1)
+    assert (alone["nats"], alone["low"], alone["high"]) == (1.0, None, None)
+    assert by_position(torch.full((4,), math.nan, dtype=torch.float64), 2) == []
+
+
+def test_rows_say_where_in_the_window_the_loss_is() -> None:
+    change = [0.0] * 16 + [0.5] * 4
+    base = torch.full((40,), 2.0, dtype=torch.float64)
+    nothing = torch.zeros(40, dtype=torch.float64)
+    found = Fidelity(base, base + torch.tensor(change * 2), nothing, nothing, nothing, nothing)
+    rows = by(fidelity_rows(found, "text", {}, 2))
+    assert rows["nll_delta", "pair"]["value"] == pytest.approx(0.1)
+    seen = {s: rows[m, s]["context"]["by_position"] for m, s in (("perplexity", "base"), ("perplexity", "artifact"),
+            ("nll_delta", "pair"))}  # fmt: skip
+    assert {s: [part["nats"] for part in parts] for s, parts in seen.items()} == {
+        "base": [2.0, 2.0], "artifact": [2.0, 2.5], "pair": [0.0, 0.5],
+    }  # fmt: skip
+    broken = found.nll_artifact_P.clone()
+    broken[0] = math.nan
+    parts = by(fidelity_rows(Fidelity(base, broken, *[nothing] * 4), "text", {}, 2))["perplexity", "base"]["context"]
+    assert [part["n"] for part in parts["by_position"]] == [31, 8]  # both models on the same positions
+
+
 def test_the_same_model_differs_by_nothing() -> None:
     found = compare_logits(BASE, BASE, torch.tensor([1, 0]))
     assert floor_row(found, "text", {})["value"] == 0
@@ -110,3 +156,6 @@ def test_a_base_is_computed_once(tiny: MakeTiny, tmp_path: Path, monkeypatch: py
     rows = by(first)
     assert 0 < rows["kld_floor", "base"]["value"] < 0.01 < rows["kld_mean", "pair"]["value"]
     assert rows["kld_floor", "base"]["n"] == 6 * 31
+    alone = worker.answer({**request, "base": None})
+    assert [part["n"] for part in alone[0]["context"]["by_position"]] == [6 * 16, 6 * 15]
+    assert alone[0]["context"] == rows["perplexity", "artifact"]["context"]

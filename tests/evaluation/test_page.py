@@ -12,6 +12,7 @@ from report_example import EVIL, accuracy_rows, block_rows, cost_rows, fidelity_
 
 from compress.evaluation.charts import charts
 from compress.evaluation.draw import Drawn
+from compress.evaluation.generation import Written
 from compress.evaluation.marks import Chart
 from compress.evaluation.metrics import row
 from compress.evaluation.page import html
@@ -85,7 +86,11 @@ def evil_report() -> Report:
 def test_strangers_words_are_text_everywhere() -> None:
     report = evil_report()
     shown = drawn(report)
-    page = Page(html(report, EVIL, EVIL, shown))
+    texts = [Written(EVIL, EVIL, EVIL, "x" + EVIL), Written("\x00", "\ud800", None, "\x1b[2J\u202e\nline")]
+    text = html(report, EVIL, EVIL, shown, texts)
+    text.encode()
+    assert not set(text) & {"\x00", "\x1b", "\u202e"}
+    page = Page(text)
     assert not {tag for tag, _ in page.tags} & {"img", "iframe", "object", "embed", "a", "link", "base", "form"}
     assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert "alert(1)" in page.text
@@ -144,7 +149,8 @@ def test_the_order_in_which_people_ask() -> None:
     order = [
         "tiny--gptq-4bit", "Compressed from org/tiny", "Undecided", "3.4× smaller", "−0.84 pp", "+5.78%", "1.60×",
         "What it is", "Is it good enough?", "non-inferior when", "Accuracy by task", "Accuracy difference", "arc_easy",
-        "97.2%", "Log of the perplexity ratio", "Likelihood", "Divergence from", "How small and how fast?",
+        "97.2%", "Log of the perplexity ratio", "Likelihood", "By position", "17–32", "ratio by position",
+        "Divergence from", "How small and how fast?",
         "Prefill speed", "Decode speed", "Size and memory", "Where it comes from", "Error by block",
         "Distribution of the divergence", "group_size 128", "the recipe", "the plan", "Conditions", "num fewshot",
     ]  # fmt: skip
@@ -158,12 +164,28 @@ def test_tables_hold_every_number_without_a_script() -> None:
     text = Page(html(FULL, None, None)).text
     numbers = (
         "16.3", "15.7 – 16.8", "+0.0562", "+0.0518 to +0.0607", "0.0700", "0.0680 – 0.0725", "85.8%", "70.0%", "30.9",
-        "60 lost, 40 gained", "−1.39 to −0.29 pp", "156 MB", "16.0", "23.8 – 28.2", "0.403",
+        "17.4", "10.9 – 24.6", "11.5", "11.4%", "+4.90 pp", "18.8%", "60 lost, 40 gained",
+        "−1.39 to −0.29 pp", "156 MB", "16.0", "23.8 – 28.2", "0.403",
     )  # fmt: skip
     for number in numbers:
         assert number in text, number
     for name in ("model.layers.0", "model.layers.29"):
         assert name in text
+
+
+def test_what_both_wrote_stands_side_by_side_in_a_folded_part() -> None:
+    texts = [Written("list", f"Count {i}:", "one, two", "one, three") for i in range(6)]
+    whole = html(FULL, None, None, texts=texts)
+    folded = whole[whole.index("What they write") : whole.index("</details>", whole.index("What they write"))]
+    assert whole[: whole.index("What they write")].endswith("<details><summary>")
+    text = " ".join(Page(folded.removeprefix("What they write: the first prompts</summary>")).text.split())
+    assert [f"Count {i}:" in text for i in range(6)] == [True] * 4 + [False] * 2
+    assert (
+        folded.count('<span class="soft">one, t</span>wo') == folded.count('<span class="soft">one, t</span>hree') == 4
+    )
+    alone = Page(html(LONE, None, None, texts=[Written("list", "Count:", None, "one")])).text
+    assert "What it writes" in alone
+    assert "What it writes" not in Page(html(LONE, None, None)).text
 
 
 def test_charts_stand_where_there_are_rows() -> None:
@@ -176,7 +198,7 @@ def test_charts_stand_where_there_are_rows() -> None:
     assert figures(make_report(block_rows(1))) == ["block_error"]
     assert figures(make_report(cost_rows())) == ["prefill", "decode", "size"]
     assert figures(LONE) == ["accuracy", "perplexity", "prefill", "decode", "size"]
-    assert len(figures(FULL)) == 9
+    assert len(figures(FULL)) == 10
 
 
 def test_a_page_of_nothing_says_so() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from compress.errors import CompressError
-from compress.evaluation.suite import TASK_METRICS, load_sample, load_suite, suite_names
+from compress.evaluation.suite import TASK_METRICS, load_sample, load_suite, prompts_of, suite_names
 from compress.paths import data_dir
 
 HEAD = "version: 1\nsummary: s\n"
@@ -17,6 +17,8 @@ def test_shipped(name: str) -> None:
     suite = load_suite(name)
     assert suite.name == name
     assert suite.accuracy
+    assert suite.generation
+    assert (prompts_of(suite).name, suite.generation.output) == ("openings", 48)
     assert {task.metric for task in suite.accuracy.tasks} <= set(TASK_METRICS)
     for task in suite.accuracy.tasks:
         places = [data_dir("eval") / "tasks" / task.task, data_dir("eval") / "tasks" / "local" / f"{task.task}.yaml"]
@@ -52,6 +54,11 @@ def test_the_sample_of_core_is_the_smallest_hashes() -> None:
         ("accuracy: {tasks: [{task: everyday}, {task: everyday}]}", ["'everyday' stands twice", ":3"]),
         ("accuracy: {tasks: [{task: everyday}], sample: cor}", ["'cor'", "did you mean 'core'"]),
         ("accuracy: {tasks: [{task: everyday}], sample: core}", ["no document of task 'everyday'"]),
+        ("generation: {prompts: openigs}", ["unknown prompt set 'openigs'", "did you mean 'openings'"]),
+        ("generation: {prompts: no/such.yaml}", ["no prompt set file 'no/such.yaml'"]),
+        ("generation: {prompts: openings, outputs: 8}", ["'outputs'", "did you mean 'output'", ":3"]),
+        ("generation: {prompts: openings, output: 0}", ["output", "at least 1", ":3"]),
+        ("generation: {output: 8}", ["prompts", ":3"]),
         ("basis: accuracy", ["acc or acc_norm", ":3"]),
         ("basis: acuracy", ["basis", ":3"]),
     ],
@@ -61,6 +68,23 @@ def test_mistakes(text: str, words: list[str], tmp_path: Path) -> None:
     with pytest.raises(CompressError) as caught:
         load_suite(str(tmp_path / "my.yaml"))
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_prompts_of_ones_own_lie_beside_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(HEAD + "prompts: [{text: Once upon}, {kind: code, text: 'x ='}]\n")
+    (tmp_path / "my.yaml").write_text(HEAD + "generation: {prompts: mine.yaml, output: 4}\n")
+    suite = load_suite(str(tmp_path / "my.yaml"))
+    assert prompts_of(suite).texts == ["Once upon", "x ="]
+    assert prompts_of(suite).name == "mine"
+    for wrong, words in (
+        ("prompts: []", "at least 1"),
+        ("prompts: [{txt: a}]", "did you mean 'text'"),
+        ("x: 1", "'x'"),
+    ):
+        (tmp_path / "mine.yaml").write_text(HEAD + wrong + "\n")
+        with pytest.raises(CompressError, match=words) as caught:
+            load_suite(str(tmp_path / "my.yaml"))
+        assert "mine.yaml" in str(caught.value)
 
 
 def test_a_sample_of_ones_own(tmp_path: Path) -> None:

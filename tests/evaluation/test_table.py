@@ -8,7 +8,7 @@ from report_example import EVIL, HARNESS, SPEED, accuracy_rows, make_lone, make_
 from compress.evaluation import text
 from compress.evaluation.metrics import row
 from compress.evaluation.rows import SPECS, block_errors, groups, headline
-from compress.evaluation.table import lines, summary_lines, summary_table, task_lines
+from compress.evaluation.table import lines, position_lines, summary_lines, summary_table, task_lines
 
 POINT = {**SPEED, "batch": 1, "context": 128, "output": 16}
 
@@ -74,6 +74,9 @@ def test_summary_table() -> None:
 def test_table_of_everything() -> None:
     table = summary_table(make_report())
     assert all(len(line) <= 80 for line in table.splitlines())
+    assert cells(table, "greedy agreement, tokens, openings") == ["17.4"]
+    assert cells(table, "repeated 4-grams, openings") == ["11.4%", "16.3%", "+4.90 pp"]
+    assert "outputs that end" not in table
     assert cells(table, "accuracy difference, pooled") == ["−0.84 pp"]
     assert cells(table, "answers that changed, pooled") == ["11.0%"]
     assert cells(table, "recovery, pooled") == ["97.2%"]
@@ -149,6 +152,24 @@ def test_ranges_say_their_unit_once() -> None:
     assert [line.artifact_range for line in lines(report, [SPECS["peak_memory_bytes"], SPECS["load_s"]])] == [
         "700 – 800 MB", "500 ms – 1.50 s",
     ]  # fmt: skip
+
+
+def test_perplexity_by_position_has_a_line_for_each_class() -> None:
+    def parts(*nats: float) -> dict:
+        spans = ((1, 16), (17, 32))
+        return {"by_position": [{"from": a, "to": b, "n": 32, "nats": v, "low": v - 0.1, "high": v + 0.1}
+                                for (a, b), v in zip(spans, nats, strict=True)]}  # fmt: skip
+
+    rows = [row("perplexity", "base", "text", 8.0, context=parts(2.0, 1.0)),
+            row("perplexity", "artifact", "text", 9.0, context=parts(2.0, 1.5)),
+            row("nll_delta", "pair", "text", 0.25, context=parts(0.0, 0.5))]  # fmt: skip
+    found = position_lines(make_report(rows))
+    assert [(line.where, line.positions, line.base, line.artifact, line.change, line.n) for line in found] == [
+        ("text", "1–16", "7.39", "7.39", "0", "32"), ("text", "17–32", "2.72", "4.48", "+0.500", "32"),
+    ]  # fmt: skip
+    assert found[1].change_range == "+0.400 to +0.600"
+    assert [line.base for line in position_lines(make_report(rows[1:2]))] == ["–", "–"]
+    assert position_lines(make_report([row("perplexity", "artifact", "t", 2.0, context={"by_position": "x"})])) == []
 
 
 def test_blocks_stand_in_the_models_order() -> None:
