@@ -1,4 +1,4 @@
-"""CPU seconds of our scoring beside lm-eval's own model: the same tasks, documents, weights, dtype, one thread, in turn.
+"""CPU seconds of our scoring beside lm-eval's own model: the same tasks, documents, weights, dtype, one thread in turn.
 
     COMPRESS_DATA_DIR=FOLDER OMP_NUM_THREADS=1 python tests/evaluation/beside_lm_eval.py BATCH…
 
