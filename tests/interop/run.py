@@ -95,6 +95,7 @@ LIMITS: dict[tuple[str, str, str], str] = {
     ("smollm2 gptq W3A16", "compressed-tensors", "vllm"): "refused: vLLM's kernels read 4 and 8 bits",
     ("smollm2 gptq W3A16", "gptq", "vllm"): "refused: on CPUs vLLM's kernels read 4 bits",
     ("smollm2 gptq W4A16 act-order", "gptq", "vllm"): "refused: vLLM reads no act-order `group` any more",
+    ("smollm2 rtn W8A16", "compressed-tensors", "vllm"): "refused: on CPUs vLLM's kernels read 4 bits",
     ("llama3", "gguf", "transformers_gguf"): "transformers overlooks Llama 3's rotary scaling in GGUF",
     ("yarn", "gguf", "transformers_gguf"): "transformers overlooks YaRN's rotary scaling in GGUF",
 }
