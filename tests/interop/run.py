@@ -194,6 +194,8 @@ def compared(wanted: dict[str, Any], found: dict[str, Any], *, random: bool) -> 
 def main(only: list[str]) -> int:
     """Runs the cases that are asked for, all by default, and writes the table of all that ran so far."""
     known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    for case, found in known.items():  # what became known since
+        found["rows"] = [judged(case, row) for row in found["rows"]]
     failed = 0
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
         work = Path(name)
@@ -233,16 +235,19 @@ def run_case(case: str, work: Path, words: Path, asked: tuple[torch.Tensor, torc
         for loader, environment in LOADERS[fmt]:
             found = ask(loader, environment, folder, request, work)
             *cells, good = compared(wanted, found, random=model in RANDOM)
-            limit = next(
-                (why for (c, f, l), why in LIMITS.items() if case.startswith(c) and (f, l) == (fmt, loader)), ""
-            )
-            if "isn't supported yet" in cells[2]:
-                limit = f"{loader} does not know this family"
             versions.update(found.get("versions", {}))
-            rows.append([fmt, loader, *cells[:2], limit or cells[2], "yes" if good else "known" if limit else "no"])
+            rows.append(judged(case, [fmt, loader, *cells, "yes" if good else "no"]))
             sys.stdout.write(" | ".join([case, *rows[-1]]) + "\n")
             sys.stdout.flush()
     return {"date": datetime.date.today().isoformat(), "versions": versions, "rows": rows}
+
+
+def judged(case: str, row: list[str]) -> list[str]:
+    """A row of results; one that does not agree says why, where that is known of the library."""
+    fmt, loader, *figures, said, agrees = row
+    limits = (why for (start, f, l), why in LIMITS.items() if case.startswith(start) and (f, l) == (fmt, loader))
+    limit = f"{loader} does not know this family" if "isn't supported yet" in said else next(limits, "")
+    return [fmt, loader, *figures, limit, "known"] if agrees == "no" and limit else row
 
 
 def table(known: dict[str, Any]) -> str:
