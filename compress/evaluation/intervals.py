@@ -27,7 +27,8 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     centre = share + _Z**2 / (2 * n)
     half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
     scale = 1 + _Z**2 / n
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    low, high = max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    return (0.0 if share == 0 else low), (1.0 if share == 1 else high)  # which rounding may miss by 1e-16
 
 
 def bootstrap(statistic: Callable[[Array], Array], values_NK: Array, seed: int = 0) -> tuple[float, float]:

@@ -12,6 +12,8 @@ from compress.evaluation.intervals import bootstrap, mean_interval, paired_diffe
 )
 def test_wilson(share: float, n: int, low: float, high: float) -> None:
     assert wilson(share, n) == pytest.approx((low, high), abs=1e-4)
+    assert wilson(0, n)[0] == 0
+    assert wilson(1, n)[1] == 1
 
 
 def test_wilson_is_symmetric_and_holds_its_share() -> None:
