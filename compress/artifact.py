@@ -124,7 +124,9 @@ def claimed(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise CompressError("another run is at work in this folder", where=str(folder)) from error
+        raise CompressError(
+            "another run is at work in this folder", where=str(folder), hint="wait for it to end, or name another --out"
+        ) from error
     try:
         yield
     finally:
