@@ -21,7 +21,7 @@ from compress.methods.base import Method
 from compress.models import FAMILIES
 from compress.models.family import ModelFamily
 from compress.runtimes import RUNTIMES
-from compress.runtimes.hf import Runtime
+from compress.runtimes.base import Runtime
 from compress.tables import resolve
 
 assert compress.__file__
@@ -45,7 +45,7 @@ calibration calibration.files calibration.tokens calibration.embedded calibratio
 calibration.chain calibration.stats calibration.state calibration.walk
 recipe plan_rows plan_checks plan plan_text
 artifact
-runtimes runtimes.hf runtimes.draw
+runtimes runtimes.base runtimes.hf runtimes.draw
 evaluation.intervals evaluation.significance evaluation.stream evaluation.prompts evaluation.suite evaluation.cost
 evaluation.fidelity evaluation.worker evaluation.generation evaluation.greedy
 evaluation.speed evaluation.likelihood evaluation.blockwise evaluation.compare evaluation.accuracy

@@ -18,7 +18,7 @@ import torch
 from compress.models.load import hush
 from compress.models.words import tokenizer
 from compress.runtimes import RUNTIMES
-from compress.runtimes.hf import Runtime
+from compress.runtimes.base import Runtime
 from compress.tables import resolve
 from compress.workers import serve, tell
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress.runtimes.hf import Runtime
+from compress.runtimes.base import Runtime
 
 Tokens = tuple[int, ...]
 WINDOW = 2048  # the longest context that is scored at once; rolling windows have this length

@@ -43,7 +43,7 @@ from compress.tables import resolve
 from compress.workers import call, serve
 
 if TYPE_CHECKING:
-    from compress.runtimes.hf import Runtime
+    from compress.runtimes.base import Runtime
 
 Clock = Callable[[], float]
 ROUNDS = 2

@@ -1,26 +1,25 @@
 """Run a checkpoint folder with plain transformers on the CPU: the reference that other runtimes agree with.
 
-The idea: everything that runs a model (speed, fidelity, accuracy, a look at a few generated words) goes
-through one small interface, `Runtime`, so that base and artifact are always run by the same code. Decoding is
-a plain greedy loop over a key-value cache, one forward pass a token: what is timed is what is written here,
-and nothing of `generate()`'s own bookkeeping.
+Decoding is a plain greedy loop over a key-value cache, one forward pass a token: what is timed is what is written
+here, and nothing of `generate()`'s own bookkeeping.
 
 A compressed-tensors checkpoint loads compressed and is decompressed on its first forward pass: that pass is
 slow once, and from then on the weights are as large as the base's. This runtime shows that an artifact is
 right; it does not show how fast packed weights can be.
 
-Left out: padding and attention masks (every row of a batch has the same length), sampling, a stop at the end
-token, other devices than the CPU, code from the checkpoint (`trust_remote_code` is off).
+Left out: other devices than the CPU, code from the checkpoint (`trust_remote_code` is off).
 """
 
 import contextlib
 import functools
 import gc
+import importlib.metadata
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +27,11 @@ from torch import Tensor
 from compress.activations import wire_inputs
 from compress.artifact import CodedModel, open_artifact, switch_cache_on
 from compress.errors import CompressError, nearest
+from compress.evaluation.memory import available_memory_bytes, peak_rss_bytes
 from compress.formats.base import INPUT_SCALE
 from compress.formats.compressed_tensors import EXPANDED_ONLY, import_library, read_cache
 from compress.models.checkpoint import open_checkpoint
+from compress.runtimes.base import Clock, DoesNotFit, Facts
 
 _DECODED = ("gptq", "awq", "fp8", "gguf")
 DTYPES: dict[str, torch.dtype] = {
@@ -38,44 +39,29 @@ DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 
 
-class Runtime(Protocol):
-    """Something that runs an artifact. One model at a time; tensors on the host."""
+@dataclass(frozen=True)
+class Opened:
+    """A model that is ready to run, and how it holds its weights: see `Facts`."""
 
-    device: str
-    vocab_size: int  # of the loaded model's logits
-
-    def prepare(self, path: Path) -> None:
-        """Import what `load` will need, so that `load` takes the model's time and not Python's imports'."""
-
-    def load(self, path: Path, *, threads: int, dtype: str = "bfloat16", expand: bool = False) -> None:
-        """Make the checkpoint folder ready to run; `threads` holds for the whole process.
-
-        With `expand` coded weights are decoded once, where they would be at every step: for figures of quality only.
-        """
-
-    def prefill(self, tokens_BT: Tensor) -> Tensor:
-        """Process prompts into a new cache; the last position's logits `[B, V]`."""
-
-    def decode(self, n: int) -> Tensor:
-        """`n` forward passes of one token each, greedily, after `prefill`; the `n` tokens chosen `[B, n]`."""
-
-    def follow(self, rows_R: Tensor | None, tokens_RT: Tensor) -> Tensor:
-        """Go on from rows `rows_R` of the cache (None: all), any number of times each; logits `[R, T, V]`."""
-
-    def logits(self, tokens_BT: Tensor) -> Tensor:
-        """The logits of every position `[B, T, V]`; touches no cache."""
-
-    def unload(self) -> None:
-        """Give the model's memory back."""
+    model: Any
+    weights: str
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class HfRuntime:
-    """`Runtime` by transformers' `AutoModelForCausalLM` on the CPU."""
+    """`Runtime` by transformers' `AutoModelForCausalLM` on the CPU.
+
+    Args:
+        open_model: makes the model of a checkpoint folder, in a dtype, with coded weights expanded or not.
+    """
 
     device = "cpu"
     vocab_size = 0
 
-    def __init__(self) -> None:
+    def __init__(self, open_model: "Callable[[Path, torch.dtype, bool], Opened] | None" = None) -> None:
+        self._open = open_model or open_plain
+        self._opened: Opened | None = None
         self._model: Any = None
         self._cache: Any = None
         self._next_B1: Tensor | None = None
@@ -107,9 +93,6 @@ class HfRuntime:
             CompressError: unknown dtype, no such folder, a checkpoint that transformers refuses, or one whose
                 weights do not fill the model (transformers would fill the rest with random numbers).
         """
-        import transformers
-
-        auto: Any = transformers.AutoModelForCausalLM
         if dtype not in DTYPES:
             raise CompressError(f"Unknown dtype {dtype!r}: {nearest(dtype, DTYPES)}")
         if threads < 1:
@@ -117,24 +100,9 @@ class HfRuntime:
         _require_folder(path)
         self.unload()
         torch.set_num_threads(threads)
-        with _readable_errors(path), _quiet():
-            if is_decoded(path) or (expand and _is_read(path)):
-                model, info = _of_decoded(path, DTYPES[dtype])
-            else:
-                model, info = auto.from_pretrained(
-                    path, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True,
-                    trust_remote_code=False, output_loading_info=True, **_expanding(path),
-                )  # fmt: skip
-        absent = sorted({*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])})
-        if absent:
-            raise CompressError(
-                f"{len(absent)} weights of the model are not in the checkpoint, first {absent[0]}",
-                where=str(path), hint="make or download the checkpoint again; it would run on random weights",
-            )  # fmt: skip
-        _cast_expanded(model, path, DTYPES[dtype])
-        _quantize_cache(model, path)
-        self._model = model.eval()
-        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self._opened = self._open(path, DTYPES[dtype], expand)
+        self._model = self._opened.model.eval()
+        self.vocab_size = int(self._model.config.get_text_config().vocab_size)
 
     def prefill(self, tokens_BT: Tensor) -> Tensor:
         """Process the prompts and choose each one's first new token; last position's logits `[B, V]`."""
@@ -184,9 +152,51 @@ class HfRuntime:
         first_B1 = self._next_B1
         return first_B1 if n == 1 else torch.cat([first_B1, self.decode(n - 1)], dim=1)
 
+    def timed(self, tokens_BT: Tensor, n: int, clock: Clock) -> list[float]:
+        """Readings of the clock at the start and when each of n + 1 tokens was there.
+
+        Raises:
+            DoesNotFit: keys and values would take more than the free memory, or memory ran out.
+        """
+        need = tokens_BT.shape[0] * (tokens_BT.shape[1] + n) * self._kv_bytes()
+        if need > available_memory_bytes():
+            raise DoesNotFit(f"keys and values need {need / 1e9:.1f} GB")
+        try:
+            marks = [clock()]
+            self.prefill(tokens_BT)
+            marks.append(clock())
+            for _ in range(n):
+                self.decode(1)
+                marks.append(clock())
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            self._cache = None
+            raise DoesNotFit(str(error).splitlines()[0]) from error
+        return marks
+
+    def facts(self) -> Facts:
+        """How the loaded model holds its weights, and the process's peak."""
+        assert self._opened is not None, "load first"
+        ends = self._model.get_input_embeddings(), self._model.get_output_embeddings()
+        every = tensor_bytes(self._model)
+        tied = ends[1] is not None and getattr(ends[1], "weight", None) is ends[0].weight
+        return Facts(
+            weights=self._opened.weights, kernels=self._opened.kernels, notes=self._opened.notes, weight_bytes=every,
+            read_bytes=every if tied else every - tensor_bytes(ends[0]), peak_bytes=peak_rss_bytes(),
+            versions={name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+        )  # fmt: skip
+
+    def _kv_bytes(self) -> int:
+        """Bytes of one token's keys and values, all layers."""
+        config = self._model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * heads * size * self._model.dtype.itemsize)
+
     def unload(self) -> None:
         """Drop the model and its cache."""
-        self._model = self._cache = self._next_B1 = None
+        self._model = self._cache = self._next_B1 = self._opened = None
         gc.collect()  # modules of transformers hold reference cycles
 
     def _step(self, tokens_BT: Tensor, cache: Any) -> Tensor:
@@ -195,6 +205,43 @@ class HfRuntime:
         logits_BV: Tensor = out.logits[:, -1]
         self._cache, self._next_B1 = out.cache, logits_BV.argmax(dim=-1, keepdim=True)
         return logits_BV
+
+
+def open_plain(path: Path, dtype: torch.dtype, expand: bool) -> Opened:
+    """The model as plain transformers loads it; of formats that it does not read here, with our decoded weights.
+
+    Raises:
+        CompressError: transformers refuses the checkpoint, or its weights do not fill the model (transformers would
+            fill the rest with random numbers).
+    """
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    decoded = is_decoded(path) or (expand and _is_read(path))
+    with _readable_errors(path), _quiet():
+        if decoded:
+            model, info = _of_decoded(path, dtype)
+        else:
+            model, info = auto.from_pretrained(
+                path, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False,
+                output_loading_info=True, **_expanding(path),
+            )  # fmt: skip
+    absent = sorted({*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])})
+    if absent:
+        raise CompressError(
+            f"{len(absent)} weights of the model are not in the checkpoint, first {absent[0]}",
+            where=str(path), hint="make or download the checkpoint again; it would run on random weights",
+        )  # fmt: skip
+    _cast_expanded(model, path, dtype)
+    _quantize_cache(model, path)
+    stored, name = quant_method(path), str(dtype).removeprefix("torch.")
+    return Opened(model, name if stored is None else f"{stored}, expanded to {name} in memory")
+
+
+def tensor_bytes(module: torch.nn.Module) -> int:
+    """Bytes of a module's parameters and buffers, each counted once."""
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 @functools.cache
@@ -216,8 +263,13 @@ def is_decoded(path: Path) -> bool:
     Of gptq and awq, since the packages by which transformers reads them clash with ours; of fp8, since on CPUs
     transformers leaves activations as they are. `make interop` loads the same files with their own loaders.
     """
+    return quant_method(path) in _DECODED
+
+
+def quant_method(path: Path) -> str | None:
+    """The format that a checkpoint's config.json names; None for an ordinary one."""
     settings = json.loads((path / "config.json").read_text()).get("quantization_config") or {}
-    return settings.get("quant_method") in _DECODED
+    return settings.get("quant_method")
 
 
 def _of_decoded(path: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
