@@ -290,7 +290,7 @@ class Block:
         def suspend(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             parent = greenlet.getcurrent().parent
             assert parent is not None
-            parked = inputs[0].to(torch.bfloat16, copy=True)  # half the memory of what waits, as blocks' outputs are kept
+            parked = inputs[0].to(torch.bfloat16, copy=True)  # what waits is kept as blocks' outputs are
             divided = name in self._divisors  # with the first that read this input
             parent.switch(inputs[0])
             _restore(inputs[0], parked, None if divided else self._divisors.get(name))
