@@ -288,6 +288,15 @@ def pack_int32(q: Tensor, num_bits: int) -> Tensor:
     Returns:
         int32 [R, ceil(C*b/32)].
     """
+    return torch.cat([_pack_rows(part, num_bits) for part in torch.split(q, _rows_at_a_time(q.shape[1]))])
+
+
+def _rows_at_a_time(columns: int) -> int:
+    """So many rows of codes that what is made of them on the way, some 40 bytes a code, takes 40 MB."""
+    return max(1, (1 << 20) // max(1, columns))
+
+
+def _pack_rows(q: Tensor, num_bits: int) -> Tensor:
     rows, columns = q.shape
     unsigned = q.to(torch.int64) + (1 << (num_bits - 1))
     unsigned = torch.nn.functional.pad(unsigned, (0, -columns % 32)).view(rows, -1, 32)
@@ -303,6 +312,11 @@ def pack_int32(q: Tensor, num_bits: int) -> Tensor:
 
 def unpack_int32(packed: Tensor, num_bits: int, columns: int) -> Tensor:
     """Inverse of `pack_int32`: int8 [R, columns] from int32 [R, words]."""
+    parts = torch.split(packed, _rows_at_a_time(columns))
+    return torch.cat([_unpack_rows(part, num_bits, columns) for part in parts])
+
+
+def _unpack_rows(packed: Tensor, num_bits: int, columns: int) -> Tensor:
     words = torch.nn.functional.pad(packed.to(torch.int64) & 0xFFFFFFFF, (0, 1))
     start = torch.arange(columns) * num_bits
     word, shift = start // 32, start % 32

@@ -3,4 +3,5 @@
 RUNTIMES: dict[str, str] = {
     "hf": "compress.runtimes.hf:HfRuntime",
     "packed": "compress.runtimes.packed:PackedRuntime",
+    "packed-head8": "compress.runtimes.packed:packed_head8",
 }

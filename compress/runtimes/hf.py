@@ -75,7 +75,7 @@ class HfRuntime:
         import transformers
 
         auto: Any = transformers.AutoModelForCausalLM  # its own types are partly wrong
-        _require_folder(path)
+        require_folder(path)
         with _readable_errors(path):
             config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             if getattr(config, "quantization_config", None) and not is_decoded(path):
@@ -97,7 +97,7 @@ class HfRuntime:
             raise CompressError(f"Unknown dtype {dtype!r}: {nearest(dtype, DTYPES)}")
         if threads < 1:
             raise CompressError(f"threads must be at least 1, not {threads}")
-        _require_folder(path)
+        require_folder(path)
         self.unload()
         torch.set_num_threads(threads)
         self._opened = self._open(path, DTYPES[dtype], expand)
@@ -250,7 +250,7 @@ def parameter_count(path: Path) -> int:
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM
-    _require_folder(path)
+    require_folder(path)
     with _readable_errors(path), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model = auto.from_config(config, trust_remote_code=False)
@@ -345,8 +345,12 @@ def _quantize_cache(model: Any, path: Path) -> None:
         switch_cache_on(model, "", args, open_checkpoint(path))
 
 
-def _require_folder(path: Path) -> None:
-    # Without this, transformers takes a path that does not exist for a name on the hub.
+def require_folder(path: Path) -> None:
+    """Refuses what is no folder of a model: transformers would take it for a name on the hub.
+
+    Raises:
+        CompressError: no config.json is there.
+    """
     if not (path / "config.json").is_file():
         raise CompressError("No checkpoint here: config.json is missing", where=str(path),
                             hint="give the folder of a model or of an artifact")  # fmt: skip

@@ -28,6 +28,7 @@ _GROUPS = (256, 128, 64, 32)  # that it knows
 _PART_BYTES = 1 << 26  # of an expanded weight at a time
 _TILE = 64  # outputs whose codes are expanded at a time: their float32 values stay in the cache
 _LEAST = 2.0**-14  # the smallest number that float16 holds in full precision
+_PART_ROWS = 16 * _ROWS  # packed at a time, since the kernels take codes wider than they are
 _PROBES = 2  # rows of random signs
 
 Product = Callable[[Tensor], Tensor]
@@ -113,11 +114,14 @@ def int4pack(weight: QuantizedWeight, scheme: Scheme) -> Packed:
     Codes are packed some rows at a time, since the kernel takes them as int32; rows of zeros fill up multiples of 64.
     """
     scale_OG, zero_OG, group = _in_groups(weight, scheme.weights)
-    out_features = len(weight.q_OI)
+    out_features, in_features = weight.q_OI.shape
     fill = (0, 0, 0, -out_features % _ROWS)
-    lay_down = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-    parts = torch.split(functional.pad(weight.q_OI, fill), 16 * _ROWS)
-    packed = torch.cat([lay_down(part_OI.int() + 8, 1) for part_OI in parts])
+    packed = torch.empty(out_features + fill[-1], in_features // 2, dtype=torch.uint8)
+    for start in range(0, out_features, _PART_ROWS):
+        code_OI = weight.q_OI[start : start + _PART_ROWS].int() + 8
+        code_OI = functional.pad(code_OI, (0, 0, 0, -len(code_OI) % _ROWS))
+        part = torch.ops.aten._convert_weight_to_int4pack_for_cpu(code_OI, 1)
+        packed[start : start + len(part)] = part
     both_GO2 = functional.pad(torch.stack([scale_OG, -zero_OG * scale_OG]), fill).bfloat16().permute(2, 1, 0)
     both_GO2 = both_GO2.contiguous()
 
@@ -139,11 +143,15 @@ def int4expand(weight: QuantizedWeight, scheme: Scheme) -> Packed:
     unit = 1.0
     if bool(scale_OG.min() < _LEAST) or bool(scale_OG.max() > 1):
         unit = 2.0 ** torch.frexp(scale_OG.max()).exponent.item()
-    code_Rg = (weight.q_OI + 8).view(torch.uint8).reshape(-1, group)
-    scale_R1 = (scale_OG / unit).reshape(-1, 1)
-    offset_R1 = -(8 + zero_OG).reshape(-1, 1) * scale_R1
-    ends = [t.half().view(torch.uint8) for t in (scale_R1, offset_R1)]
-    rows_RB = torch.cat([code_Rg[:, ::2] | code_Rg[:, 1::2] << 4, *ends], 1)
+    scale_OG = scale_OG / unit
+    ends = [t.half().unsqueeze(-1).view(torch.uint8) for t in (scale_OG, -(8 + zero_OG) * scale_OG)]
+    rows_RB = torch.empty(out_features * in_features // group, group // 2 + 4, dtype=torch.uint8)
+    byte_OGB = rows_RB.view(out_features, -1, group // 2 + 4)
+    for start in range(0, out_features, _PART_ROWS):
+        rows = slice(start, start + _PART_ROWS)
+        code_OGg = (weight.q_OI[rows] + 8).view(torch.uint8).view(-1, in_features // group, group)
+        torch.bitwise_or(code_OGg[..., ::2], code_OGg[..., 1::2] << 4, out=byte_OGB[rows, :, : group // 2])
+        byte_OGB[rows, :, group // 2 :] = torch.cat([end_OG2[rows] for end_OG2 in ends], -1)
     each = in_features // group
     unpack = torch.ops.quantized.embedding_bag_4bit_unpack
 
@@ -266,5 +274,5 @@ def pack(kernel: str, weight: QuantizedWeight, scheme: Scheme, where: str) -> Pa
 
 def _decoded_parts(weight: QuantizedWeight) -> Iterator[Tensor]:
     """The values of some rows at a time."""
-    for start in range(0, len(weight.q_OI), 1024):
-        yield dequantize(weight.rows(start, start + 1024))
+    for start in range(0, len(weight.q_OI), _PART_ROWS):
+        yield dequantize(weight.rows(start, start + _PART_ROWS))

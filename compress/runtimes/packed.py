@@ -5,20 +5,21 @@ each coded linear layer is replaced by one that multiplies by a kernel of `kerne
 input (q/k/v; gate/up) are packed as one weight: the first that is called computes all of them. A model that is not
 coded runs the same way, in bfloat16, so that a comparison compares weights and nothing else.
 
-Small models do not wait for memory but for Python: so norms become one call of torch's own, and keys and values are
-written into room that is there already.
+While loading, no more is in memory than what is kept and the block that is being packed.
 
-While loading, no more is in memory than what is kept and the part that is being packed.
+In small models the head is much of what is read; `head="int8"` rounds it to 8 bits by row, which changes the model
+a little, and so is only done when it is asked for.
 
-Left out: other dtypes than bfloat16, in which everything is expanded; training; CUDA.
+Left out: other dtypes than bfloat16, in which everything is expanded; training; other devices than CPUs.
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +27,15 @@ from torch import Tensor, nn
 from compress.activations import wire_inputs
 from compress.artifact import CodedModel, open_artifact, switch_cache_on
 from compress.errors import CompressError
+from compress.evaluation.memory import large_blocks_returned
 from compress.formats.base import INPUT_SCALE
-from compress.models.checkpoint import open_checkpoint
+from compress.models.checkpoint import Checkpoint, open_checkpoint
 from compress.models.load import StreamedModel, linears
-from compress.numerics import QuantizedWeight
+from compress.numerics import QuantizedWeight, qparams, quantize
 from compress.runtimes.crossover import crossover
-from compress.runtimes.hf import HfRuntime, Opened
+from compress.runtimes.hf import HfRuntime, Opened, require_folder
 from compress.runtimes.kernels import EXPANDED, how_held, line, pack
-from compress.schemes import CACHE_SCALES, Scheme
+from compress.schemes import CACHE_SCALES, PRESETS, Scheme
 
 _TWICE = "codes of 4 bits are in memory twice, in the order of each kernel: for few rows, and to expand them for many"
 
@@ -107,31 +109,23 @@ class Together(nn.Module):
         return outputs
 
 
-def open_packed(path: Path, dtype: torch.dtype, expand: bool) -> Opened:
+def open_packed(path: Path, dtype: torch.dtype, expand: bool, head: Literal["int8"] | None = None) -> Opened:
     """The model of a checkpoint folder, its coded weights packed where a kernel reads them.
 
     Args:
         dtype: of everything else; in another one than bfloat16 all weights are expanded.
         expand: expand all weights.
+        head: "int8" holds the head in 8 bits beside the embedding; None leaves it as it is.
 
     Raises:
         CompressError: the folder is no checkpoint that we read, its weights do not fill the model, or a kernel does
             not compute what it should.
     """
     coded = open_artifact(path)
-    checkpoint = coded.fit(open_checkpoint(path))
     packs = dtype == torch.bfloat16 and not expand
     ways = _ways(coded, packs=packs)
-    blocks = [coded.block_name(i) for i in range(coded.block_count)]
-    inside = tuple(f"{block}." for block in blocks)
-    others = (name.rpartition(".")[0] for name in checkpoint.files if not name.startswith(inside))
-    for part in (*blocks, *dict.fromkeys(others)):
-        stored = checkpoint.read(checkpoint.below(part))
-        _place_linears(coded, part, stored, dtype, packs=packs)
-        coded.skeleton.load_state_dict(
-            {n: t.to(dtype) for n, t in stored.items() if not n.endswith((*coded.ignored, *CACHE_SCALES))},
-            strict=False, assign=True,
-        )  # fmt: skip
+    with large_blocks_returned():
+        _fill(coded, coded.fit(open_checkpoint(path)), dtype, packs=packs)
     model: Any = coded.skeleton
     if model.config.tie_word_embeddings and model.get_output_embeddings().weight.is_meta:
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
@@ -143,35 +137,55 @@ def open_packed(path: Path, dtype: torch.dtype, expand: bool) -> Opened:
         )  # fmt: skip
     if isinstance(coded, CodedModel):
         _round_activations(coded)
+    if head is not None and packs:
+        _round_head(model, coded.family.head)
+        ways["int8 packed head"] = 1
     model.config.dtype = dtype
     words = [*(f"{way} ({count} layers)" for way, count in ways.items()), str(dtype).removeprefix("torch.")]
     notes = (_TWICE,) if any(way.startswith("int4") for way in ways) else ()
     return Opened(model.eval(), ", ".join(words), _kernels(model), notes)
 
 
-def _place_linears(
-    coded: StreamedModel, part: str, stored: dict[str, Tensor], dtype: torch.dtype, *, packs: bool
-) -> None:
-    """Puts the linear layers of a part that are coded, or fused, into the skeleton; takes their tensors out."""
-    model = coded.skeleton
+def _fill(coded: StreamedModel, checkpoint: Checkpoint, dtype: torch.dtype, *, packs: bool) -> None:
+    """Puts the checkpoint's tensors into the skeleton, block by block."""
     schemes = coded.schemes if isinstance(coded, CodedModel) else {}
-    groups = [[f"{part}.{name}" for name in group] for group in coded.family.fused]
-    groups = [group for group in groups if all(f"{name}.weight" in stored or name in schemes for name in group)]
-    single = [[name] for name in schemes if (name == part or name.startswith(f"{part}."))]
-    single = [names for names in single if not any(names[0] in group for group in groups)]
-    for group in (*groups, *single):
-        weights = [_weight(coded, name, stored, dtype, packs=packs) for name in group]
-        biases = [stored.pop(f"{name}.bias", None) for name in group]
-        together = _same([schemes.get(name) for name in group], weights) and len({b is None for b in biases}) == 1
-        runs = [slice(0, len(group))] if together else [slice(i, i + 1) for i in range(len(group))]
-        for run in runs:
-            names = group[run]
-            bias = None if biases[run][0] is None else torch.cat([b.to(dtype) for b in biases[run] if b is not None])
-            made = _linear(weights[run], bias, schemes.get(names[0]), names[0])
-            sizes = [_rows(weight) for weight in weights[run]]
-            shared: dict[str, Any] = {}
-            for i, name in enumerate(names):
-                model.set_submodule(name, made if len(names) == 1 else Together(made, sizes, i, shared))
+    blocks = [coded.block_name(i) for i in range(coded.block_count)]
+    inside = tuple(f"{block}." for block in blocks)
+    others = (name.rpartition(".")[0] for name in checkpoint.files if not name.startswith(inside))
+    for part in (*blocks, *dict.fromkeys(others)):
+        left = dict.fromkeys(checkpoint.below(part))
+        for group in _groups(coded, part, [name for name in schemes if name == part or name.startswith(f"{part}.")]):
+            names = [tensor for name in group for tensor in checkpoint.below(name)]
+            _place(coded, group, checkpoint.read(names), dtype, packs=packs)
+            left = dict.fromkeys(name for name in left if name not in names)
+        rest = [name for name in left if not name.endswith((*coded.ignored, *CACHE_SCALES))]
+        tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.read(rest).items()}
+        coded.skeleton.load_state_dict(tensors, strict=False, assign=True)
+
+
+def _groups(coded: StreamedModel, part: str, names: list[str]) -> list[list[str]]:
+    """The linear layers of a part that are placed together: those that read the same input; then what else is coded."""
+    linear = {name for name, module in coded.skeleton.named_modules() if isinstance(module, nn.Linear)}
+    fused = [[f"{part}.{name}" for name in group] for group in coded.family.fused]
+    fused = [group for group in fused if linear.issuperset(group)]
+    return fused + [[name] for name in names if not any(name in group for group in fused)]
+
+
+def _place(
+    coded: StreamedModel, group: list[str], stored: dict[str, Tensor], dtype: torch.dtype, *, packs: bool
+) -> None:
+    """Puts some linear layers into the skeleton, as one where that is the same."""
+    schemes = coded.schemes if isinstance(coded, CodedModel) else {}
+    biases = [stored.pop(f"{name}.bias", None) for name in group]
+    weights = [_weight(coded, name, stored, dtype, packs=packs) for name in group]
+    together = _same([schemes.get(name) for name in group], weights) and len({b is None for b in biases}) == 1
+    for run in [slice(0, len(group))] if together else [slice(i, i + 1) for i in range(len(group))]:
+        names, sizes = group[run], [_rows(weight) for weight in weights[run]]
+        bias = None if biases[run][0] is None else torch.cat([b.to(dtype) for b in biases[run] if b is not None])
+        made = _linear(weights[run], bias, schemes.get(names[0]), names[0])
+        shared: dict[str, Any] = {}
+        for i, name in enumerate(names):
+            coded.skeleton.set_submodule(name, made if len(names) == 1 else Together(made, sizes, i, shared))
 
 
 def _weight(
@@ -246,6 +260,19 @@ def _round_activations(coded: CodedModel) -> None:
         switch_cache_on(coded.skeleton, "", coded.kv_cache, coded.checkpoint)
 
 
+def _round_head(model: Any, name: str) -> None:
+    """Puts the head's weight, rounded to 8 bits by row, in its place; one that is coded already stays."""
+    head = model.get_submodule(name)
+    if isinstance(head, PackedLinear):
+        return
+    scheme = PRESETS["W8A16"]
+    w_OI = head.weight.detach().float()
+    scale_O1, _ = qparams(w_OI.amin(1, keepdim=True), w_OI.amax(1, keepdim=True), scheme.weights)
+    q_OI = quantize(w_OI, scale_O1, 0.0, scheme.weights).to(torch.int8)
+    bias = None if head.bias is None else head.bias.detach()
+    model.set_submodule(name, PackedLinear(QuantizedWeight(q_OI, scale_O1, None), scheme, bias, name))
+
+
 def _ways(coded: StreamedModel, *, packs: bool) -> dict[str, int]:
     """How the coded layers are held, for people, and how many are."""
     if not isinstance(coded, CodedModel):
@@ -267,5 +294,28 @@ def _kernels(model: nn.Module) -> dict[str, int]:
 class PackedRuntime(HfRuntime):
     """`Runtime` by kernels that read codes; see the module."""
 
-    def __init__(self) -> None:
-        super().__init__(open_packed)
+    def __init__(self, head: Literal["int8"] | None = None) -> None:
+        super().__init__(partial(open_packed, head=head))
+
+
+def packed_head8() -> PackedRuntime:
+    """The runtime with a head of 8 bits."""
+    return PackedRuntime(head="int8")
+
+
+def load(path: str | Path, *, head: Literal["int8"] | None = None) -> Any:
+    """An artifact, or any checkpoint folder that we read, as a transformers model in bfloat16 whose weights stay coded.
+
+    It is of the model's own class, with its `forward` and `generate`; for inference.
+
+    Args:
+        path: the folder.
+        head: "int8" rounds the head to 8 bits by row: faster, most of all in small models, and not quite the same.
+
+    Raises:
+        CompressError: no such folder, a checkpoint that we do not read, or a kernel that does not compute what it
+            should on this machine.
+    """
+    folder = Path(path).expanduser()
+    require_folder(folder)
+    return open_packed(folder, torch.bfloat16, expand=False, head=head).model
