@@ -232,7 +232,8 @@ def open_plain(path: Path, dtype: torch.dtype, expand: bool) -> Opened:
             f"{len(absent)} weights of the model are not in the checkpoint, first {absent[0]}",
             where=str(path), hint="make or download the checkpoint again; it would run on random weights",
         )  # fmt: skip
-    _cast_expanded(model, path, dtype)
+    if not decoded:
+        _cast_expanded(model, path, dtype)
     _quantize_cache(model, path)
     stored, name = quant_method(path), str(dtype).removeprefix("torch.")
     return Opened(model, name if stored is None else f"{stored}, expanded to {name} in memory")
