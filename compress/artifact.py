@@ -361,7 +361,7 @@ def open_artifact(folder: Path) -> StreamedModel:
     check_claims(checkpoint, fmt, schemes)
     reader = decoding_reader(checkpoint, fmt, schemes)
     kv_cache = fmt.read_cache(config["quantization_config"])
-    return CodedModel(plain.skeleton, plain.family, reader, checkpoint, schemes, kv_cache)
+    return CodedModel(plain.skeleton, plain.family, reader, checkpoint, fmt, schemes, kv_cache)
 
 
 @dataclass(frozen=True)
@@ -369,6 +369,7 @@ class CodedModel(StreamedModel):
     """A model whose coded weights are decoded, and whose layers round their inputs, as its checkpoint says."""
 
     checkpoint: Checkpoint
+    format: Format
     schemes: Mapping[str, Scheme]
     kv_cache: QuantArgs | None
 

@@ -148,7 +148,7 @@ def _stages(asked: Evaluation) -> dict[str, Stage]:
     tasks = suite.accuracy.model_dump() if suite.accuracy else None
     prompts = [prompts_of(suite).texts, prompts_of(suite).name, suite.generation.output] if suite.generation else None
     text = [suite.text.name, artifact.digest(asked.tokens_NT.tolist())]
-    timed = [[p.model_dump() for p in suite.speed], torch.get_num_threads(), speed.cpu_name()]
+    timed = [[p.model_dump() for p in suite.speed], torch.get_num_threads(), memory.cpu_name()]
 
     def key(depends: list[Any], *sources: str) -> str:
         return keys.stage_key([*asked.depends, depends], *_READING, *(f"evaluation/{s}.py" for s in sources))

@@ -45,7 +45,7 @@ calibration calibration.files calibration.tokens calibration.embedded calibratio
 calibration.chain calibration.stats calibration.state calibration.walk
 recipe plan_rows plan_checks plan plan_text
 artifact
-runtimes runtimes.base runtimes.hf runtimes.draw
+runtimes runtimes.base runtimes.hf runtimes.draw runtimes.kernels runtimes.crossover runtimes.packed
 evaluation.intervals evaluation.significance evaluation.stream evaluation.prompts evaluation.suite evaluation.cost
 evaluation.fidelity evaluation.worker evaluation.generation evaluation.greedy
 evaluation.speed evaluation.likelihood evaluation.blockwise evaluation.compare evaluation.accuracy

@@ -1,4 +1,4 @@
-"""How much memory and disk: this process's resident and anonymous memory, and what the machine has left.
+"""The machine and this process: the processor, memory (resident and anonymous), and what is left of it and of disks.
 
 The idea: three numbers are called "memory" and differ. *Resident* counts every page in RAM, with the pages of
 mapped files (weights read by mmap) that the kernel may drop at will. *Anonymous* counts only what the process
@@ -13,6 +13,8 @@ Left out: children (a worker reports its own), device memory, swap.
 """
 
 import ctypes
+import os
+import platform
 import shutil
 import sys
 import threading
@@ -150,3 +152,14 @@ def _maxrss_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def cpu_name() -> str:
+    """The processor's name and how many this machine has of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    name = next(names, platform.processor() or platform.machine())
+    return f"{name} × {os.cpu_count()}"

@@ -24,7 +24,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import sys
@@ -132,7 +131,7 @@ def measure(
         samples[subject].append(_run_worker(subject, {**request, "path": str(path)}))
     if on_progress:
         on_progress("speed: done", 1.0)
-    conditions = {"runtime": runtime, "threads": threads, "dtype": dtype, "hardware": cpu_name()}
+    conditions = {"runtime": runtime, "threads": threads, "dtype": dtype, "hardware": memory.cpu_name()}
     rows: list[Row] = []
     for subject, _ in subjects:
         noted = {**context, "weights": _weights_note(facts[subject], runtime, dtype)}
@@ -349,17 +348,6 @@ def _weights_note(facts: dict[str, Any], runtime: str, dtype: str) -> str:
     if runtime == "hf" and stored == "compressed-tensors":
         return f"{stored}, decompressed to {dtype} in memory"
     return stored or dtype
-
-
-def cpu_name() -> str:
-    """The processor's name and how many this machine has of it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    name = next(names, platform.processor() or platform.machine())
-    return f"{name} × {os.cpu_count()}"
 
 
 def _now() -> str:
