@@ -24,7 +24,8 @@ def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:  # a full disk names no file by itself
-        error.filename = error.filename or str(path)
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
         temporary.unlink(missing_ok=True)
         raise
     os.replace(temporary, path)

@@ -70,6 +70,7 @@ def judge(
     source, base = _with_weights(*named, progress)
     if source.file is not None:
         chosen = chosen.model_copy(update={"speed": ()})
+    tokens_NT = _tokens(source, base, chosen)
     own = ours and base is not None and folder_digest(weights_folder(base)) == lock["model"].get("weights_sha256")
     if ours and not own and against is None:
         raise CompressError(
@@ -82,7 +83,7 @@ def judge(
         _check_home(home, source, base)
     asked = measure.Evaluation(
         home=home, artifact=weights_folder(source), base=weights_folder(base) if base else None, suite=chosen,
-        tokens_NT=_tokens(source, base, chosen), delta=terms.delta,
+        tokens_NT=tokens_NT, delta=terms.delta,
         made=lock["stages"]["compress"] if own else keys.checkpoint_key(weights_folder(source)), ours=own,
     )  # fmt: skip
     measure.check(asked)
