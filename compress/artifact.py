@@ -48,8 +48,9 @@ _WEIGHTS = (
     ".ckpt",
     ".tflite",
 )
+_MODEL = {"name", "kind", "license"}  # what every lock says of a model
 WRITTEN_ONCE = (".safetensors", ".gguf")
-_FIRST = {"data.json", "windows.safetensors", "windows.json", "key"}  # of the state, in their order
+_FIRST = {LOCK, "data.json", "windows.safetensors", "windows.json", "key"}  # a lock, and a state's, in their order
 _OURS = {
     "config.json",
     "quantize_config.json",
@@ -80,6 +81,21 @@ def check_folder(folder: Path, source: Path | None) -> None:
     Raises:
         CompressError: it is a file, or a folder that is not empty and has neither our lock nor our state.
     """
+    check_place(folder, source)
+    if folder.is_dir() and not _is_ours(folder):
+        raise CompressError(
+            "the output folder holds something else",
+            where=str(folder),
+            hint="choose another --out, or empty it",
+        )
+
+
+def check_place(folder: Path, source: Path | None) -> None:
+    """Refuses a place where no folder can be written, or that lies in a model's own.
+
+    Raises:
+        CompressError: it is a file, or below one, or nothing can be written there.
+    """
     if source is not None and source.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise CompressError("the output lies in the model's folder", where=str(folder), hint="choose another --out")
     above = (folder, *folder.absolute().parents)
@@ -92,12 +108,6 @@ def check_folder(folder: Path, source: Path | None) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         hint = f"choose another --out, or make {existing} writable"
         raise CompressError(f"nothing can be written in {existing}", where=str(folder), hint=hint)
-    if folder.is_dir() and not _is_ours(folder):
-        raise CompressError(
-            "the output folder holds something else",
-            where=str(folder),
-            hint="choose another --out, or empty it",
-        )
 
 
 def _is_ours(folder: Path) -> bool:
@@ -191,9 +201,10 @@ def read_lock(folder: Path) -> dict[str, Any]:
         lock = json.loads((folder / LOCK).read_bytes())
     except (OSError, ValueError):
         return {}
-    whole = isinstance(lock, dict) and isinstance(lock.get("stages"), dict)
+    whole = isinstance(lock, dict) and all(isinstance(lock.get(part), dict) for part in ("stages", "model"))
+    whole = whole and lock["model"].keys() >= _MODEL
     if whole and "compress" in lock["stages"]:
-        whole = all(isinstance(lock.get(part), dict) for part in ("model", "recipe", "files"))
+        whole = all(isinstance(lock.get(part), dict) for part in ("recipe", "files"))
     return dict(lock) if whole else {}
 
 

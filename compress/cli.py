@@ -17,6 +17,7 @@ from typing import Any
 _MOST_THREADS = 1024
 _MACHINE_SAYS_NO = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG,
+    errno.EEXIST, errno.ELOOP,
 }  # fmt: skip
 CHANGES: dict[str, tuple[str, type]] = {  # options that stand in place of a recipe's values
     "--suite": ("evaluate.suite", str),
@@ -125,9 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in _MACHINE_SAYS_NO:
             raise
         hint = "mend that and run the same command again; what is finished is kept"
-        _say_error(
-            CompressError(error.strerror or str(error), where=str(error.filename or ""), hint=hint), options.json
-        )
+        where = str(error.filename2 or error.filename or "")  # of a copy, where it was to go
+        _say_error(CompressError(error.strerror or str(error), where=where, hint=hint), options.json)
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; what is finished is kept: the same command goes on from there\n")

@@ -1,11 +1,14 @@
 """Writing files so that a crash leaves the old content or the new one, never a part."""
 
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
+
+_LONGEST = 200  # bytes of a name; disks take 255, and files that are not finished have longer ones
 
 
 def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
@@ -15,12 +18,27 @@ def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
         shared: another program may write the same file now (a cache): the new file's name is then this process's own.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp" if shared else path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # a full disk names no file by itself
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, path)
     sync(path.parent)
+
+
+def joined_name(names: Iterable[str]) -> str:
+    """A folder's name made of several; what would be too long for a disk is cut, and ends in a hash of the whole."""
+    whole = "--vs--".join(name.replace("/", "--") for name in names)
+    if len(os.fsencode(whole)) <= _LONGEST:
+        return whole
+    kept = os.fsencode(whole)[: _LONGEST - 10].decode(errors="ignore")
+    return f"{kept}--{hashlib.sha256(os.fsencode(whole)).hexdigest()[:8]}"
 
 
 def sync(path: Path) -> None:

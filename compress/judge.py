@@ -5,6 +5,7 @@ else gets a report in a folder of its own, compared with a model where one is na
 measured as `decoded` reads it.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from compress.errors import CompressError
 from compress.evaluation import report
 from compress.evaluation.metrics import Row, row
 from compress.evaluation.suite import Suite, load_suite
+from compress.files import joined_name
 from compress.formats import gguf_values
 from compress.job import check_device, weights_folder
 from compress.models.digest import folder_digest
@@ -26,6 +28,14 @@ from compress.recipe import Evaluate
 from compress.windows import suite_tokens
 
 
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a checkpoint is judged: by which suite, and the difference in accuracy that still counts."""
+
+    suite: Suite
+    delta: float
+
+
 def judge(
     target: str,
     *,
@@ -33,43 +43,47 @@ def judge(
     against: str | None = None,
     out: Path | None = None,
     device: str = "auto",
+    others: Terms | None = None,
     progress: measure.Progress,
 ) -> Outcome:
     """Measures a checkpoint; its report.
 
     Args:
         target: an artifact's folder, a model as `--model` takes it, or a GGUF file of any tool, with `against`.
-        suite: a name or a file; by default the artifact's recipe's, or "embedded".
+        suite: a name or a file; by default the artifact's recipe's, or that of `others`.
         against: the model to compare with; an artifact's default is its own base.
         out: the folder of report and lock; by default the artifact's own, else `evaluations/<name>`.
+        others: the terms of what is no artifact of ours; by default the suite "embedded", and one point.
 
     Raises:
         CompressError: anything that a person can mend.
     """
     check_device(device)
     folder = Path(target).expanduser()
-    lock = artifact.read_lock(folder) if (folder / artifact.LOCK).is_file() else {}
-    ours = "compress" in lock.get("stages", {})
+    lock = artifact.read_lock(folder)
+    ours = is_ours(lock)
     _check_artifact(folder, ours)
-    settings = Evaluate(**lock["recipe"]["evaluate"]) if ours else Evaluate()
-    chosen = Suite(**lock["suite"]) if suite is None and lock.get("suite") else load_suite(suite or settings.suite)
+    terms = terms_of(lock, suite, folder) if ours or others is None else others
+    chosen = terms.suite
     named = (str(folder.resolve()) if ours else target, against or (base_name(lock) if ours else None))
-    source, base = _found(*named, progress)
+    find(*named)
+    source, base = _with_weights(*named, progress)
     if source.file is not None:
         chosen = chosen.model_copy(update={"speed": ()})
-    own = ours and base is not None and folder_digest(weights_folder(base)) == lock["model"]["weights_sha256"]
+    tokens_NT = _tokens(source, base, chosen)
+    own = ours and base is not None and folder_digest(weights_folder(base)) == lock["model"].get("weights_sha256")
     if ours and not own and against is None:
         raise CompressError(
             "the base is not the model that the artifact was made from: its weights differ",
             where=lock["model"]["name"], hint="name the right one by --against",
         )  # fmt: skip
     own = own and (out is None or out.resolve() == folder.resolve())
-    home = folder if own else out or Path("evaluations") / "--vs--".join(m.name for m in (source, base) if m)
+    home = folder if own else out or _default_home(source, base)
     if not own:
         _check_home(home, source, base)
     asked = measure.Evaluation(
         home=home, artifact=weights_folder(source), base=weights_folder(base) if base else None, suite=chosen,
-        tokens_NT=_tokens(source, base, chosen), delta=settings.delta,
+        tokens_NT=tokens_NT, delta=terms.delta,
         made=lock["stages"]["compress"] if own else keys.checkpoint_key(weights_folder(source)), ours=own,
     )  # fmt: skip
     measure.check(asked)
@@ -80,25 +94,63 @@ def judge(
     return Outcome(home, document)
 
 
-def _found(target: str, against: str | None, progress: measure.Progress) -> tuple[Source, Source | None]:
-    """What is measured, and the base, with their weights; what is wrong with a name is said before anything is fetched.
+def is_ours(lock: dict[str, Any]) -> bool:
+    """Whether a lock is of an artifact that was made here."""
+    return "compress" in lock.get("stages", {})
+
+
+def terms_of(lock: dict[str, Any], suite: str | None, where: Path) -> Terms:
+    """The terms of an artifact, or of anything else, whose lock is empty: as its recipe says, by a suite where named.
+
+    Raises:
+        CompressError: no such suite; a lock of which this version does not know the words.
+    """
+    try:
+        settings = Evaluate(**lock.get("recipe", {}).get("evaluate", {}))
+        known = Suite(**lock["suite"]) if suite is None and lock.get("suite") else None
+    except (TypeError, ValueError) as error:
+        raise CompressError(
+            "the artifact's lock.json says how to evaluate it in words that are not known here",
+            where=str(where / artifact.LOCK), hint="name a suite by --suite, or run its recipe again",
+        ) from error  # fmt: skip
+    return Terms(known or load_suite(suite or settings.suite), settings.delta)
+
+
+def find(target: str, against: str | None) -> None:
+    """Refuses names that cannot be judged, before anything is fetched.
 
     Raises:
         CompressError: there is no such model; a GGUF file without a base, or not of it.
     """
     file = decoded.gguf_file_of(target)
     if file is None:
-        for name in filter(None, (target, against)):
-            resolve_model(name, weights=False)
-        return resolve_model(target, weights=True), resolve_model(against, weights=True) if against else None
-    if against is None:
+        resolve_model(target, weights=False)
+    elif against is None:
         raise CompressError(
             "a GGUF file is measured beside the model that it was made from, whose tokenizer is used for both",
             where=target, hint="name it: --against BASE",
         )  # fmt: skip
-    decoded.check(file, resolve_model(against, weights=False))
-    base = resolve_model(against, weights=True)
+    base = resolve_model(against, weights=False) if against else None
+    if file is not None and base is not None:
+        decoded.check(file, base)
+
+
+def _with_weights(target: str, against: str | None, progress: measure.Progress) -> tuple[Source, Source | None]:
+    """What is measured, and the base."""
+    file = decoded.gguf_file_of(target)
+    base = resolve_model(against, weights=True) if against else None
+    if file is None:
+        return resolve_model(target, weights=True), base
+    assert base is not None, "a GGUF file was found, beside its base"
     return decoded.decoded(file, base, progress), base
+
+
+def _default_home(source: Source, base: Source | None) -> Path:
+    """`evaluations/<names>`; of another checkpoint that is called the same, with a hash of its weights."""
+    names = [model.name for model in (source, base) if model]
+    home, weights = Path("evaluations") / joined_name(names), folder_digest(weights_folder(source))
+    before = artifact.read_lock(home).get("model", {}).get("weights_sha256", weights)
+    return home if before == weights else Path("evaluations") / joined_name([f"{names[0]}-{weights[:8]}", *names[1:]])
 
 
 def _check_artifact(folder: Path, ours: bool) -> None:
@@ -127,7 +179,7 @@ def _check_home(home: Path, source: Source, base: Source | None) -> None:
     """
     for model in (source, base):
         artifact.check_folder(home, model.path if model else None)
-    if "compress" in artifact.read_lock(home).get("stages", {}):
+    if is_ours(artifact.read_lock(home)):
         raise CompressError(
             "the folder holds an artifact, whose own report this would replace", where=str(home),
             hint="choose another --out, or leave it out",
@@ -172,9 +224,11 @@ def _tokens(source: Source, base: Source | None, suite: Any) -> torch.Tensor:
 
 
 def _begin(asked: measure.Evaluation, source: Source, base: Source | None) -> None:
-    """A report and a lock for a checkpoint that was not made here; those of the same comparison are kept."""
-    lock = artifact.read_lock(asked.home)
-    if lock.get("compared") == asked.depends and (asked.home / report.FILE).is_file():
+    """A report and a lock for a checkpoint that was not made here; those of the same comparison are kept.
+
+    The lock comes first: it says whose the folder is.
+    """
+    if artifact.read_lock(asked.home).get("compared") == asked.depends and report.stands(asked.home):
         return
     document = report.build(
         artifact=_identity(source), base=_identity(base) if base else {"name": None}, verified=None,
@@ -189,6 +243,7 @@ def _begin(asked: measure.Evaluation, source: Source, base: Source | None) -> No
         "settings": {"device": "cpu", "threads": torch.get_num_threads(), "trust_remote_code": False},
         "versions": keys.versions(),
     }  # fmt: skip
+    artifact.write_json(asked.home / artifact.LOCK, lock)
     measure.publish(asked.home, document, lock, charts=False)
 
 

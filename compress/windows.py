@@ -19,7 +19,6 @@ from compress.calibration.data import (
     evaluation_windows,
     load_windows,
 )
-from compress.errors import CompressError
 from compress.evaluation import report
 from compress.evaluation.suite import Suite
 from compress.files import replace
@@ -44,10 +43,7 @@ def tokens_of(job: Job, folder: Path, key: str, evaluate: bool) -> tuple[Windows
 
 def is_done(folder: Path, key: str) -> bool:
     """Whether the artifact of a key is there with a report that can be read."""
-    try:
-        return artifact.is_done(folder, key) and bool(report.read(folder))
-    except CompressError:
-        return False
+    return artifact.is_done(folder, key) and report.stands(folder)
 
 
 def suite_tokens(suite: Suite, words: Any, config: Mapping[str, Any], model: str) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """`compress compare`: artifacts and other checkpoints against one base, on the same terms."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,117 @@ def test_what_was_not_measured_alike(tiny: MakeTiny, monkeypatch: pytest.MonkeyP
 def test_mistakes(targets: list[str], against: str | None, why: str) -> None:
     with pytest.raises(CompressError, match=why):
         compare(targets, suite=None, against=against, out=None, force=False, progress=nothing)
+
+
+def test_one_place_is_one_checkpoint(tiny: MakeTiny) -> None:
+    """Under whatever name: a checkpoint beside itself would say nothing."""
+    made = artifact(tiny("llama", tied=True), 8)
+    Path("link").symlink_to(made)
+    for other in ("link", f"./{made}", str(Path(made).resolve())):
+        with pytest.raises(CompressError, match="named once"):
+            compare([made, other], suite=None, against=None, out=None, force=False, progress=nothing)
+
+
+def test_names_are_found_before_anything_is_measured(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(tiny("llama", tied=True))
+    made = artifact(Path(model), 8)
+
+    def never(target: str, **options: Any) -> Outcome:
+        raise AssertionError((target, options))
+
+    monkeypatch.setattr(comparison, "judge", never)
+    with pytest.raises(CompressError, match="nowhere"):
+        compare([made, "nowhere/at-all"], suite=None, against=str(model), out=None, force=False, progress=nothing)
+    other = tiny("llama", tied=True, seed=3)
+    with pytest.raises(CompressError, match="lies in the model's folder"):
+        compare([made, str(other)], suite=None, against=str(model), out=other / "in", force=False, progress=nothing)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("windows: 4", "windows: 3"), "their recipes name different suites"),
+        (("suite: suite.yaml", "suite: suite.yaml, delta: 0.02"), ""),
+    ],
+)
+def test_terms_are_held_alike_before_anything_is_measured(
+    change: tuple[str, str], why: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two suites are refused; a margin of accuracy is none of a suite without tasks."""
+    model = tiny("llama", tied=True)
+    one = artifact(model, 8)
+    Path("other.yaml").write_text(Path("suite.yaml").read_text().replace(*change))
+    recipe = Path("W8A16.yaml").read_text().replace(*change).replace("suite.yaml", "other.yaml")
+    Path("two.yaml").write_text(recipe)
+    two = str(pipeline.run("two.yaml", str(model), Path("two"), evaluate=False, progress=nothing).folder)
+    asked: list[str] = []
+
+    def judged(target: str, **options: Any) -> Outcome:
+        del options
+        asked.append(target)
+        raise CompressError("measured")
+
+    monkeypatch.setattr(comparison, "judge", judged)
+    with pytest.raises(CompressError, match=why or "measured"):
+        compare([one, two], suite=None, against=str(model), out=None, force=False, progress=nothing)
+    assert bool(asked) == (not why)
+    with pytest.raises(CompressError, match="measured"):
+        compare([one, two], suite=None, against=str(model), out=None, force=True, progress=nothing)
+
+
+def test_a_comparison_that_was_cut_off_goes_on(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is not measured again, a lock without a report is no obstacle, nor is a half-written page."""
+    model = tiny("llama", tied=True)
+    one, two = artifact(model, 8), str(tiny("llama", tied=True, seed=3))
+    Path("both").mkdir()
+    (Path("both") / "comparison.json.tmp").write_text("{")
+    made = compare([one, two], suite="suite.yaml", against=str(model), out=Path("both"), force=False, progress=nothing)
+    (other,) = Path("evaluations").iterdir()
+    (other / "report.json").write_text("{")  # as a kill could not leave it, and a person could
+    again = compare([one, two], suite="suite.yaml", against=str(model), out=Path("both"), force=False, progress=nothing)
+    assert again.table == made.table
+
+
+def test_a_folder_of_something_else(tiny: MakeTiny) -> None:
+    model = tiny("llama", tied=True)
+    one = artifact(model, 8)
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").write_text("x")
+    with pytest.raises(CompressError, match="holds something else"):
+        compare([one, str(model)], suite=None, against=str(model), out=Path("mine"), force=False, progress=nothing)
+
+
+def test_models_of_one_name_are_told_apart(tiny: MakeTiny, tmp_path: Path) -> None:
+    """Two folders called alike: two evaluations, two lines."""
+    model = tiny("llama", tied=True)
+    one = artifact(model, 8)
+    others = []
+    for seed in (3, 4):
+        folder = tmp_path / str(seed) / "mine"
+        folder.parent.mkdir()
+        folder.symlink_to(tiny("llama", tied=True, seed=seed))
+        copied = tmp_path / f"copy{seed}" / "mine"
+        shutil.copytree(folder, copied)
+        others.append(str(copied))
+    made = compare([one, *others], suite="suite.yaml", against=str(model), out=None, force=False, progress=nothing)
+    assert list(made.reports) == ["W8A16", "mine (2 of 3)", "mine (3 of 3)"]
+    first, second = (made.reports[name]["measurements"] for name in list(made.reports)[1:])
+    assert first != second
+    assert len(list(Path("evaluations").iterdir())) == 2
+
+
+def test_weights_that_are_no_numbers(tiny: MakeTiny, tmp_path: Path) -> None:
+    """Of a base and of a checkpoint: said by name, and no verdict."""
+    from safetensors.torch import load_file, save_file
+
+    model = tiny("llama", tied=True)
+    one = artifact(model, 8)
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CompressError, match="not finite") as caught:
+        compare([one, str(broken)], suite="suite.yaml", against=str(model), out=None, force=False, progress=nothing)
+    assert "broken" in str(caught.value.where)
+    assert "damaged" in str(caught.value.hint)

@@ -16,10 +16,12 @@ import difflib
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import lm_eval
@@ -33,6 +35,7 @@ from compress.artifact import open_artifact
 from compress.errors import CompressError, nearest
 from compress.evaluation.blockwise import score_blockwise
 from compress.evaluation.likelihood import WINDOW, Score, Tokens, score
+from compress.evaluation.suite import BINARY
 from compress.models.files import max_positions
 from compress.models.load import hush
 from compress.models.words import tokenizer
@@ -279,22 +282,20 @@ def _task_result(task: Any, pairs: list[tuple[int, str]], found: Mapping[str, An
     for index, h in pairs:
         sample = samples[index]
         choices = task.doc_to_choice(sample["doc"]) if task.config.doc_to_choice is not None else None
-        documents.append(
-            {
-                "document": h, "choices": len(choices) if choices else None,
-                "logprobs": [_logprob(response) for response in sample["filtered_resps"]],
-                **{metric: sample[metric] for metric in metrics if metric in sample},
-            }
-        )  # fmt: skip
-    return {
-        "documents": documents,
-        "metrics": {metric: found["results"][name][f"{metric},none"] for metric in metrics},
-        "version": str(task.VERSION),
-    }  # fmt: skip
+        logprobs = [_logprob(response) for response in sample["filtered_resps"]]
+        scored = {metric: sample[metric] for metric in metrics if metric in sample}
+        if None in logprobs:  # else the first choice would be taken for the answer
+            scored |= {metric: 0.0 for metric in BINARY if metric in scored}
+        documents.append({"document": h, "choices": len(choices) if choices else None, "logprobs": logprobs, **scored})
+    said = {metric: found["results"][name][f"{metric},none"] for metric in metrics}
+    shares = {metric: fmean(float(d[metric]) for d in documents) for metric in BINARY if metric in said}
+    return {"documents": documents, "metrics": {**said, **shares}, "version": str(task.VERSION)}
 
 
-def _logprob(response: Any) -> float:
-    return float(response[0] if isinstance(response, list | tuple) else response)
+def _logprob(response: Any) -> float | None:
+    """A log-likelihood; None where the model gives no number."""
+    value = float(response[0] if isinstance(response, list | tuple) else response)
+    return value if math.isfinite(value) else None
 
 
 if __name__ == "__main__":

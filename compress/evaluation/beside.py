@@ -1,15 +1,18 @@
 """Several checkpoints side by side, each against the same base on the same terms: a line for each.
 
-What is put in one table has to be measured alike: same tasks and documents, same text, same runtime, dtype and batch. A
-condition that tells of the checkpoint itself (how it quantizes activations) may differ; any other that does is named,
-and such reports stand side by side only where that was asked for, marked.
+What is put in one table has to be measured alike: same base, tasks and documents, same text and prompts, same runtime,
+dtype and batch, and a verdict that rests on the same figures and margin. A condition that tells of the checkpoint
+itself (how it quantizes activations) may differ; any other that does is named, and such reports stand side by side
+only where that was asked for, marked.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from compress.evaluation.figures import badge
 from compress.evaluation.metrics import Row
@@ -19,15 +22,25 @@ from compress.evaluation.table import WIDTH, show_range, shown
 from compress.evaluation.text import MISSING, plain
 
 _OWN = ("activations", "kv_cache")  # conditions that belong to the checkpoint
-_ALIKE = ("acc", "acc_norm", "acc_delta", "recovery", "perplexity", "kld_mean", "prefill_tok_s", "decode_tok_s")
+_ALIKE = (
+    "acc", "acc_norm", "acc_delta", "recovery", "perplexity", "kld_mean", "greedy_agreement", "repetition",
+    "prefill_tok_s", "decode_tok_s",
+)  # fmt: skip
 _SPEED = ("prefill_tok_s", "decode_tok_s")  # which some checkpoints cannot be asked for here
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
+_VERDICT = len("  non-inferior")
+_NAME = 34  # columns of the longest name that is shown whole
 # What a column shows: its head, the metric, whose value, which task (None: the first there is), its width.
 _COLUMNS = (
     ("size", "size_bytes", "artifact", None, 8), ("Δ accuracy", "acc_delta", "pair", POOLED, 10),
     ("recovery", "recovery", "pair", POOLED, 8), ("ppl", "perplexity", "artifact", None, 6),
     ("KLD", "kld_mean", "pair", None, 8), ("tok/s", "decode_tok_s", "artifact", None, 5),
+    ("agreement", "greedy_agreement", "pair", None, 9), ("repeats", "repetition", "artifact", None, 7),
 )  # fmt: skip
+_WRITTEN = (
+    "agreement: tokens that checkpoint and base both write after a prompt before the first that differs, mean; "
+    "repeats: share of tokens that end a 4-gram seen before in the same text"
+)
 
 
 @dataclass(frozen=True)
@@ -49,34 +62,40 @@ class Beside:
 
 def differences(reports: Mapping[str, Report]) -> list[str]:
     """What was not measured alike, a sentence each; empty when everything was."""
+    terms = {name: _terms(report) for name, report in reports.items()}
     found = []
+    for what in dict.fromkeys(what for known in terms.values() for what in known):
+        metric = what.partition(",")[0]
+        absent = [
+            name
+            for name, known in terms.items()
+            if what not in known and not (metric in _SPEED and reports[name]["artifact"].get("untimed"))
+        ]
+        said = {name: known[what] for name, known in terms.items() if what in known}
+        if absent:
+            found.append(f"{what}: not measured of {', '.join(absent)}")
+        first, *others = said.items()
+        for name, conditions in others:
+            keys = [k for k in {**first[1], **conditions} if first[1].get(k) != conditions.get(k)]
+            if keys:
+                one, other = ({k: c.get(k) for k in keys} for c in (first[1], conditions))
+                found.append(f"{what}: {first[0]} {json.dumps(one)}, {name} {json.dumps(other)}")
+    return found
+
+
+def _terms(report: Report) -> dict[str, dict[str, Any]]:
+    """What has to be alike: base and verdict, and the conditions of each metric's tasks and points of the grid."""
+    verdict = report["verdict"]
+    found = {"base": {key: report["base"].get(key) for key in ("name", "revision")}}
+    if verdict is not None:
+        found["verdict"] = {key: verdict[key] for key in ("basis", "delta")}
+    rows = [row for row in report["measurements"] if row["subject"] != "base" and row["task"] != "heldout"]
     for metric in _ALIKE:
-        terms = {name: dict(_terms(report, metric)) for name, report in reports.items()}
-        for task in sorted({task for known in terms.values() for task in known}):
-            absent = [
-                name
-                for name, known in terms.items()
-                if task not in known and not (metric in _SPEED and reports[name]["artifact"].get("untimed"))
-            ]
-            said = {name: known[task] for name, known in terms.items() if task in known}
-            if absent:
-                found.append(f"{metric}, {task}: not measured of {', '.join(absent)}")
-            first, *others = said.items()
-            for name, conditions in others:
-                keys = [k for k in {**first[1], **conditions} if first[1].get(k) != conditions.get(k)]
-                if keys:
-                    one, other = ({k: c.get(k) for k in keys} for c in (first[1], conditions))
-                    found.append(f"{metric}, {task}: {first[0]} {json.dumps(one)}, {name} {json.dumps(other)}")
-    return list(dict.fromkeys(found))
-
-
-def _terms(report: Report, metric: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """For each task of a metric, and each point of its grid, the conditions that have to be alike."""
-    for row in report["measurements"]:
-        if row["metric"] == metric and row["subject"] != "base" and row["task"] != "heldout":
+        for row in sorted((row for row in rows if row["metric"] == metric), key=lambda row: str(row["task"])):
             where = {k: v for k, v in row["conditions"].items() if k not in _OWN}
             point = [str(where[key]) for key in ("batch", "context", "output") if key in where]
-            yield " ".join([row["task"], "×".join(point)]).strip(), where
+            found[f"{metric}, {row['task']} {'×'.join(point)}".strip()] = where
+    return found
 
 
 def beside(reports: Mapping[str, Report], apart: Sequence[str] = ()) -> Beside:
@@ -121,20 +140,37 @@ def _row(report: Report, metric: str, subject: str, task: str | None) -> Row | N
 
 
 def text(table: Beside) -> str:
-    """The table at most 80 columns wide: names are cut, the figures are not."""
+    """The table at most 80 columns wide, in several parts where that takes them; only very long names are cut."""
     widths = {head: width for head, *_, width in _COLUMNS}
-    figures = sum(widths[head] + 2 for head in table.heads) + 2 + len("non-inferior")
-    first = WIDTH - figures
-    made = [" " * first + "".join(f"  {head:>{widths[head]}}" for head in table.heads) + "  verdict", "─" * WIDTH]
-    for name, cells, said in table.lines:
-        head = plain(name) if len(plain(name)) <= first else plain(name)[: first - 1] + "…"
-        values = "".join(f"  {c.value:>{widths[h]}}" for h, c in zip(table.heads, cells, strict=True))
-        made.append(f"{head:<{first}}{values}  {said}".rstrip())
-    return "\n".join(made)
+    names = [plain(name) for name, _, _ in table.lines]
+    first = min(max(map(len, names)), _NAME)
+    room, parts = WIDTH - first - _VERDICT, [list[int]()]
+    for i, head in enumerate(table.heads):
+        if room < widths[head] + 2:
+            room = WIDTH - first
+            parts.append([])
+        parts[-1].append(i)
+        room -= widths[head] + 2
+    made = []
+    for part in parts:
+        last = part is parts[0]
+        heads = "".join(f"  {table.heads[i]:>{widths[table.heads[i]]}}" for i in part)
+        made += [" " * first + heads + ("  verdict" if last else ""), "─" * WIDTH]
+        for name, (_, cells, said) in zip(names, table.lines, strict=True):
+            head = name if len(name) <= first else name[: first - 1] + "…"
+            values = "".join(f"  {cells[i].value:>{widths[table.heads[i]]}}" for i in part)
+            made.append(f"{head:<{first}}{values}{'  ' + said if last else ''}".rstrip())
+        made.append("")
+    return "\n".join([*made[:-1], *textwrap.wrap(written(table), WIDTH)])
+
+
+def written(table: Beside) -> str:
+    """What the columns of generation mean; nothing where there are none."""
+    return _WRITTEN if "agreement" in table.heads else ""
 
 
 def html(table: Beside, links: Mapping[str, str]) -> str:
-    """The table as one page that needs no network; `links` lead from names to reports."""
+    """The table as one page that needs no network; `links` are paths that lead from names to reports."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -142,4 +178,6 @@ def html(table: Beside, links: Mapping[str, str]) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    return environment.get_template("beside.html.j2").render(table=table, links=links, style=style)
+    return environment.get_template("beside.html.j2").render(
+        table=table, links={name: quote(link) for name, link in links.items()}, style=style, written=written(table)
+    )

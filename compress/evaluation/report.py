@@ -26,6 +26,7 @@ Report = dict[str, Any]
 
 SCHEMA = 1
 FILE = "report.json"
+_ANEW = "run the artifact's recipe again: it makes anew what is missing"
 _KINDS = {
     "string": "text", "number": "a number", "integer": "a whole number", "object": "an object", "array": "a list",
     "null": "null", "boolean": "true or false",
@@ -66,6 +67,15 @@ def write(folder: Path, report: Report) -> Path:
     return path
 
 
+def stands(folder: Path) -> bool:
+    """Whether there is a report that can be read."""
+    try:
+        read(folder)
+    except CompressError:
+        return False
+    return True
+
+
 def read(folder: Path) -> Report:
     """The report of the artifact in `folder`.
 
@@ -80,10 +90,10 @@ def read(folder: Path) -> Report:
                             hint="give the folder of a finished artifact") from error  # fmt: skip
     except ValueError as error:
         raise CompressError(f"The report is no JSON: {error}", where=str(path),
-                            hint="make the artifact's report again") from error  # fmt: skip
+                            hint=_ANEW) from error  # fmt: skip
     wrong = problem(report)
     if wrong:
-        hint = "make the artifact's report again, or use the version that wrote it"
+        hint = f"{_ANEW}, or use the version that wrote it"
         raise CompressError(f"The report is not valid: {wrong}", where=str(path), hint=hint)
     return dict(report)
 

@@ -10,7 +10,7 @@ logits to the last bit, so nothing is cut off. Beside them are those of its nois
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,12 @@ def answer(request: dict[str, Any]) -> list[Row]:
         return [perplexity_row("artifact", nll_P, task, conditions, by_position(nll_P, len(tokens_NT)))]
     (base_head, base_hidden), (head, artifact) = models
     found = compare_hidden((base_head, head), lambda n: (base_hidden(n), artifact(n)), tokens_NT)
+    lost = int((~found.nll_base_P.isfinite()).sum())
+    if lost:
+        raise CompressError(
+            f"the base gives no finite numbers at {lost:,} of {len(found.nll_base_P):,} positions",
+            where=str(base_folder), hint="nothing can be compared with it: name another base, --against BASE",
+        )  # fmt: skip
     return [*fidelity_rows(found, task, conditions, len(tokens_NT)), *floor]
 
 
@@ -113,10 +119,21 @@ def _share(index: int, count: int) -> Progress:
     return lambda done, parts: tell(index * parts + done, count * parts)
 
 
+@contextlib.contextmanager
+def _weights_of(folder: Path) -> Iterator[None]:
+    """Says of which checkpoint a weight is that cannot be computed with."""
+    try:
+        yield
+    except CompressError as error:
+        hint = error.hint or "the checkpoint is damaged: get it again, or leave it out"
+        raise CompressError(error.what, where=f"{folder}, {error.where}", hint=hint) from error
+
+
 def _streamed(folder: Path, tokens_NT: Tensor, progress: Progress) -> Predictions:
     model = open_artifact(folder)
-    hidden_NTD = stream(model, tokens_NT, progress=progress)
-    return model.head(), lambda n: hidden_NTD[n : n + 1]
+    with _weights_of(folder):
+        hidden_NTD = stream(model, tokens_NT, progress=progress)
+        return model.head(), lambda n: hidden_NTD[n : n + 1]
 
 
 def _floor_windows(tokens_NT: Tensor) -> int:
@@ -133,10 +150,11 @@ def _base(
     hidden = _read(path) if path is not None else None
     if hidden is None:
         few_nT = tokens_NT[: _floor_windows(tokens_NT)]
-        hidden = {
-            "hidden": stream(model, tokens_NT, progress=progress),
-            "low": stream(model, few_nT, dtype=torch.bfloat16, batch=1).float(),
-        }
+        with _weights_of(folder):
+            hidden = {
+                "hidden": stream(model, tokens_NT, progress=progress),
+                "low": stream(model, few_nT, dtype=torch.bfloat16, batch=1).float(),
+            }
         if path is not None:
             _keep(path, hidden)
     hidden_NTD, low_nTD = hidden["hidden"], hidden["low"]
