@@ -15,6 +15,7 @@ from compress.evaluation.likelihood import WINDOW
 from compress.evaluation.metrics import METRICS, Row, row
 from compress.evaluation.rows import DIVERGENCE
 from compress.evaluation.suite import TASK_METRICS, Suite, prompts_of
+from compress.evaluation.timing import Point
 from compress.evaluation.worker import measure_fidelity, streamed
 from compress.files import replace
 from compress.paths import cache_dir
@@ -28,6 +29,7 @@ Document = dict[str, Any]
 _READING = (  # what makes a model of a checkpoint
     "activations.py", "numerics.py", "schemes.py", "artifact.py", "formats/*.py", "models/*.py", "runtimes/hf.py",
 )  # fmt: skip
+_TIMING = tuple(f"evaluation/{name}.py" for name in ("speed", "speed_rows", "timing", "machine", "energy"))
 _FIDELITY = ("perplexity", "nll_delta", "kld_floor", "nonfinite", *DIVERGENCE)
 _ACCURACY = ("target_perplexity", "acc_delta", "flips", "mcnemar_p", "smallest_difference", "recovery", *TASK_METRICS)
 
@@ -153,6 +155,7 @@ def _stages(asked: Evaluation) -> dict[str, Stage]:
     def key(depends: list[Any], *sources: str) -> str:
         return keys.stage_key([*asked.depends, depends], *_READING, *(f"evaluation/{s}.py" for s in sources))
 
+    speed_key = keys.stage_key([*asked.depends, timed], *_READING, "runtimes/*.py", *_TIMING)
     stages = {
         "whole": Stage(
             keys.stage_key([*asked.depends], *_READING, "verify.py"), _reload, lambda _: False,
@@ -177,7 +180,7 @@ def _stages(asked: Evaluation) -> dict[str, Stage]:
             "generation not measured: the whole model does not fit in memory here",
         ),
         "speed": Stage(
-            key(timed, "speed"), _speed, lambda r: bool(r["task"] == "speed"),
+            speed_key, _speed, lambda r: bool(r["task"] == "speed"),
             "speed not measured: the whole model does not fit in memory here",
         ),
     }  # fmt: skip
@@ -304,10 +307,10 @@ def _speed(asked: Evaluation, progress: Progress) -> list[Row]:
     """Speed and memory of base and artifact, in turn."""
     if not asked.suite.speed:
         return []
-    if not _fits(asked.folders):
+    if not _fits(asked.folders, 2):
         raise Skipped
     return speed.measure(
-        asked.base, asked.artifact, grid=[speed.Point(p.batch, p.context, p.output) for p in asked.suite.speed],
+        asked.base, asked.artifact, grid=[Point(p.batch, p.context, p.output) for p in asked.suite.speed],
         threads=torch.get_num_threads(), on_progress=lambda _, share: progress("speed", round(100 * share), 100),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import torch
 import compress
 from compress.evaluation.fidelity import compare_logits, fidelity_rows
 from compress.evaluation.metrics import METRICS
-from compress.evaluation.speed import POINT_METRICS
+from compress.evaluation.speed_rows import POINT_METRICS
 from compress.formats import FORMATS
 from compress.formats.base import Format
 from compress.methods import METHODS
@@ -48,7 +48,8 @@ artifact
 runtimes runtimes.base runtimes.hf runtimes.draw runtimes.kernels runtimes.crossover runtimes.packed
 evaluation.intervals evaluation.significance evaluation.stream evaluation.prompts evaluation.suite evaluation.cost
 evaluation.fidelity evaluation.worker evaluation.generation evaluation.greedy
-evaluation.speed evaluation.likelihood evaluation.blockwise evaluation.compare evaluation.accuracy
+evaluation.energy evaluation.machine evaluation.timing evaluation.speed_rows evaluation.speed
+evaluation.likelihood evaluation.blockwise evaluation.compare evaluation.accuracy
 evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
 evaluation.figures evaluation.beside evaluation.page evaluation.card
 verify keys evaluation.questions evaluation.continuations job windows measure pipeline decoded judge comparison convert

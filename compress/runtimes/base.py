@@ -31,6 +31,8 @@ class Facts:
         weight_bytes: of all weights in memory, second copies included.
         read_bytes: of the weights that a decode pass reads: all but an embedding table that is no head.
         peak_bytes: the running process's resident high-water mark so far.
+        kv_bytes_per_token: keys and values of one token, all layers.
+        multiplied: weights by which a prompt's token is multiplied: those of linear layers but the head; 0: not known.
         versions: of the libraries that computed.
         notes: what a reader of the figures must know.
     """
@@ -39,6 +41,8 @@ class Facts:
     weight_bytes: int
     read_bytes: int
     peak_bytes: int
+    kv_bytes_per_token: int = 0
+    multiplied: int = 0
     kernels: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

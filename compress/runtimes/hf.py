@@ -180,10 +180,12 @@ class HfRuntime:
         assert self._opened is not None, "load first"
         ends = self._model.get_input_embeddings(), self._model.get_output_embeddings()
         every = tensor_bytes(self._model)
+        decoding = every - sum(getattr(module, "second_bytes", 0) for module in self._model.modules())
         tied = ends[1] is not None and getattr(ends[1], "weight", None) is ends[0].weight
         return Facts(
             weights=self._opened.weights, kernels=self._opened.kernels, notes=self._opened.notes, weight_bytes=every,
-            read_bytes=every if tied else every - tensor_bytes(ends[0]), peak_bytes=peak_rss_bytes(),
+            read_bytes=decoding if tied else decoding - tensor_bytes(ends[0]), peak_bytes=peak_rss_bytes(),
+            kv_bytes_per_token=self._kv_bytes(), multiplied=_multiplied(self._model, ends[1]),
             versions={name: importlib.metadata.version(name) for name in ("torch", "transformers")},
         )  # fmt: skip
 
@@ -237,6 +239,15 @@ def open_plain(path: Path, dtype: torch.dtype, expand: bool) -> Opened:
     _quantize_cache(model, path)
     stored, name = quant_method(path), str(dtype).removeprefix("torch.")
     return Opened(model, name if stored is None else f"{stored}, expanded to {name} in memory")
+
+
+def _multiplied(model: torch.nn.Module, head: torch.nn.Module | None) -> int:
+    """Weights of linear layers but the head, each layer once."""
+    layers = [module for module in model.modules() if module is not head]
+    shapes = [(getattr(m, "in_features", None), getattr(m, "out_features", None)) for m in layers]
+    conv1d: list[Any] = [m for m in layers if type(m).__name__ == "Conv1D"]  # GPT-2's, as plain transformers has it
+    products = sum(i * o for i, o in shapes if isinstance(i, int) and isinstance(o, int))
+    return products + sum(int(m.weight.numel()) for m in conv1d)
 
 
 def tensor_bytes(module: torch.nn.Module) -> int:

@@ -46,6 +46,7 @@ class PackedLinear(nn.Module):
     Attributes:
         kernels: their names.
         crossover: the most rows for which the first is used.
+        second_bytes: of what only the kernel for many rows reads.
     """
 
     bias: Tensor | None
@@ -68,6 +69,8 @@ class PackedLinear(nn.Module):
             self.register_buffer(f"packed_{i}", tensor, persistent=False)
         self.register_buffer("bias", bias, persistent=False)
         self.register_buffer("order_I", order_I, persistent=False)
+        first = {id(tensor) for tensor in packed[0].tensors}
+        self.second_bytes = sum(t.nbytes for part in packed[1:] for t in part.tensors if id(t) not in first)
         if len(packed) == 2:
             groups = weight.scale.shape[1]
             what = (held, self.out_features, self.in_features, self.in_features // groups)
