@@ -50,8 +50,8 @@ evaluation.intervals evaluation.significance evaluation.stream evaluation.prompt
 evaluation.fidelity evaluation.worker evaluation.generation evaluation.greedy
 evaluation.energy evaluation.machine evaluation.timing evaluation.speed_rows evaluation.speed
 evaluation.likelihood evaluation.blockwise evaluation.compare evaluation.accuracy
-evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.charts evaluation.draw
-evaluation.figures evaluation.beside evaluation.page evaluation.card
+evaluation.report evaluation.rows evaluation.table evaluation.marks evaluation.speed_charts evaluation.charts
+evaluation.draw evaluation.figures evaluation.beside evaluation.page evaluation.card
 verify keys evaluation.questions evaluation.continuations job windows measure pipeline decoded judge comparison convert
 __init__
 cli __main__

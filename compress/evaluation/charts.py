@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from compress.evaluation import speed_charts
 from compress.evaluation.marks import (
     ARTIFACT,
     INK,
@@ -30,8 +31,8 @@ from compress.evaluation.table import by_position, position_label
 from compress.evaluation.text import plain, sig3
 
 NAMES = (
-    "accuracy", "accuracy_difference", "perplexity", "nll_difference", "size", "prefill", "decode", "block_error",
-    "kld", "position",
+    "accuracy", "accuracy_difference", "perplexity", "nll_difference", "size", "memory", "prefill", "decode", "ttft",
+    "itl", "block_error", "kld", "position",
 )  # fmt: skip
 _SMALLEST = 1e-6  # a divergence below this many nats is no divergence: a logarithm has no zero
 
@@ -39,8 +40,8 @@ _SMALLEST = 1e-6  # a divergence below this many nats is no divergence: a logari
 def charts(report: Report) -> list[Chart]:
     """Every chart that the report has rows for."""
     makers = (
-        _accuracy, _accuracy_difference, _perplexity, _nll_difference, _position, _size, _prefill, _decode, _blocks,
-        _kld,
+        _accuracy, _accuracy_difference, _perplexity, _nll_difference, _position, _size, speed_charts.memory,
+        speed_charts.prefill, speed_charts.decode, speed_charts.ttft, speed_charts.itl, _blocks, _kld,
     )  # fmt: skip
     made = (make(report) for make in makers)
     return [chart for chart in made if chart is not None]
@@ -160,23 +161,6 @@ def _size(report: Report) -> Chart | None:
     values = [item | {key: item[key] / size for key in ("value", "low", "high")} for item in values]
     caption = "The checkpoint on disk, and the highest memory of the process that ran it."
     return bars("size", "Size and memory", caption, values, unit=unit)
-
-
-def _prefill(report: Report) -> Chart | None:
-    return _speed(report, "prefill_tok_s", "Prefill speed")
-
-
-def _decode(report: Report) -> Chart | None:
-    return _speed(report, "decode_tok_s", "Decode speed")
-
-
-def _speed(report: Report, metric: str, title: str) -> Chart | None:
-    spec = SPECS[metric]
-    values = [item for group in groups(report, spec) for item in both(group, spec, label=group.where or group.task)]
-    caption = (
-        "Tokens per second of the whole batch, by batch × context + output; the thin line is the range over repeats."
-    )
-    return bars(metric.removesuffix("_tok_s"), title, caption, values, unit="tok/s")
 
 
 # --- where it comes from ---

@@ -1,4 +1,4 @@
-"""The kinds of chart that reports are made of, as Vega-Lite specs by Altair: dots, differences and bars.
+"""The kinds of chart that reports are made of, as Vega-Lite specs by Altair.
 
 The idea: the page and the card show the same charts. The page's colours are its CSS variables, so that it turns
 dark with the reader's machine without drawing anew, and its width is the column's; `picture` puts fixed ones
@@ -40,7 +40,7 @@ class Chart:
     spec: dict[str, Any]
 
 
-# --- the three kinds of chart ---
+# --- the kinds of chart ---
 
 
 def both(group: Group, spec: Spec, *, label: str) -> list[dict[str, Any]]:
@@ -119,6 +119,44 @@ def bars(name: str, title: str, caption: str, values: list[dict[str, Any]], *, u
     ranges = base.mark_rule(color=INK, strokeWidth=1.2).encode(x="low:Q", x2="high:Q")
     texts = base.mark_text(color=SOFT, align="left", dx=6, fontSize=11).encode(x="high:Q", text="shown:N")
     return Chart(name, title, caption, finish(bars + ranges + texts, _height(values, 40)))
+
+
+def lines(name: str, title: str, caption: str, values: list[dict[str, Any]], *, x: str) -> Chart | None:
+    """Lines over a few numbers `x`, one for each `series` and subject, with the ranges that were seen."""
+    import altair as alt
+
+    if not values:
+        return None
+    top = 1.05 * max(item["high"] for item in values) or 1
+    axis = alt.Y("value:Q", title=None).scale(domain=[0, top], nice=False).axis(format=",.4~g", tickCount=5)
+    across = alt.X("x:O", title=x).axis(labelAngle=0).scale(type="point", padding=0.5)
+    several = len({item["series"] for item in values}) > 1
+    names = legend() if several else None
+    dash = alt.StrokeDash("series:N", sort=None, title=None).legend(None)
+    shape = alt.Shape("series:N", sort=None, title=None).legend(names)
+    base = plot(values).encode(x=across, color=_color(values), detail="series:N")
+    curves = base.mark_line(strokeWidth=2).encode(y=axis, strokeDash=dash)
+    ranges = base.mark_rule(strokeWidth=1.2).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
+    points = base.mark_point(filled=True, size=64, opacity=1).encode(y=axis, shape=shape, tooltip=_tips())
+    return Chart(name, title, caption, finish(curves + ranges + points, 210))
+
+
+def divided(name: str, title: str, caption: str, values: list[dict[str, Any]], *, order: Sequence[str]) -> Chart | None:
+    """A bar for each subject, made of its parts, paler from part to part."""
+    import altair as alt
+
+    if not values:
+        return None
+    shades = [1.0, 0.6, 0.25][: len(order)]
+    named = legend()
+    named.symbolFillColor = INK
+    tone = alt.Opacity("part:N", title=None).scale(type="ordinal", domain=list(order), range=shades).legend(named)
+    subject = alt.Y("subject:N", sort=_subjects(values), title=None).axis(labelColor=INK, labelFontSize=12, grid=False)
+    across = alt.X("value:Q", title=None).stack("zero").axis(format=",.4~g", tickCount=6)
+    tips = [tip("subject", "model"), tip("part", "what"), tip("shown", "size")]
+    color = _color(values).legend(None)
+    made = plot(values).mark_bar().encode(x=across, y=subject, color=color, opacity=tone, order="order:O", tooltip=tips)
+    return Chart(name, title, caption, finish(made, 40 * len(_subjects(values)) + 8))
 
 
 # --- what the charts share ---

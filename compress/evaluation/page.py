@@ -22,8 +22,19 @@ from compress.evaluation.draw import Drawn
 from compress.evaluation.figures import badge, figures, words
 from compress.evaluation.generation import Written, alike
 from compress.evaluation.report import Report
-from compress.evaluation.rows import COST, DIVERGENCE, GENERATION, LIKELIHOOD, SPECS, block_errors, conditions, lone
-from compress.evaluation.table import divergence, lines, position_lines, task_lines
+from compress.evaluation.rows import (
+    COST,
+    DIVERGENCE,
+    GENERATION,
+    LATENCY,
+    LIKELIHOOD,
+    LIMITS,
+    SPECS,
+    block_errors,
+    conditions,
+    lone,
+)
+from compress.evaluation.table import divergence, lines, points, position_lines, task_lines
 from compress.evaluation.text import show_percent, sig3
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -67,6 +78,7 @@ def html(
         generation=lines(report, GENERATION), texts=_texts(texts),
         cost=lines(report, COST), blocks=_blocks(report), shared_accuracy=_shared(report, _ACCURACY),
         shared_speed=_shared(report, ("prefill_tok_s", "decode_tok_s")),
+        latency=points(report, LATENCY), limits=points(report, LIMITS), absent=_absent(report),
         steps=any(row["metric"] == "itl_s" for row in report["measurements"]),
         notes=report["artifact"].get("notes") or [], conditions=conditions(report), disturbed=_disturbed(report),
         skipped=_skipped(report), recipe_yaml=recipe_yaml, plan_text=plan_text,
@@ -136,6 +148,11 @@ def _skipped(report: Report) -> list[str]:
             where = {"batch": "?", "context": "?", "output": "?", **row["conditions"]}
             found["{batch}×{context}+{output}: ".format(**where) + str(row["context"]["skipped"])] = None
     return list(found)
+
+
+def _absent(report: Report) -> list[str]:
+    """What was not measured, and why."""
+    return list(dict.fromkeys(str(r["context"]["absent"]) for r in report["measurements"] if "absent" in r["context"]))
 
 
 # --- what stands in scripts ---

@@ -81,21 +81,30 @@ COST = (
     Spec("decode_tok_s", "decode tok/s", always=False),
     Spec("ttft_s", "time to first token", show_seconds, always=False),
     Spec("itl_s", "time between tokens", show_seconds, always=False),
-    Spec("mbu", "of memory bandwidth, decode", show_percent, always=False),
-    Spec("mfu", "of matrix rate, prefill", show_percent, always=False),
-    Spec("energy_j", "energy, J", always=False),
     Spec("weight_bytes", "weights in memory", show_bytes, always=False),
-    Spec("kv_cache_bytes", "keys and values", show_bytes, always=False),
     Spec("peak_memory_bytes", "peak memory", show_bytes, always=False),
     Spec("load_s", "load time", show_seconds, always=False),
     Spec("compress_wall_s", "time to compress", show_seconds, always=False),
     Spec("compress_cpu_s", "CPU time to compress", show_seconds, always=False),
     Spec("compress_peak_bytes", "peak memory to compress", show_bytes, always=False),
 )
+LATENCY = (  # beside `ttft_s` and `itl_s`, the medians
+    Spec("ttft_p90_s", "to first token, p90", show_seconds, always=False),
+    Spec("ttft_p99_s", "p99", show_seconds, always=False),
+    Spec("itl_p90_s", "between tokens, p90", show_seconds, always=False),
+    Spec("itl_p99_s", "p99", show_seconds, always=False),
+)
+LIMITS = (
+    Spec("mfu", "prefill, of the arithmetic", show_percent, always=False),
+    Spec("mbu", "decode, of the bandwidth", show_percent, always=False),
+    Spec("ceiling_tok_s", "decode, at most tok/s", always=False),
+    Spec("kv_cache_bytes", "keys and values", show_bytes, always=False),
+    Spec("energy_j", "energy, J", always=False),
+)
 DIVERGENCE = (
     "kld_mean", "kld_median", "kld_p90", "kld_p99", "kld_max", "top1_agreement", "top5_agreement",
 )  # fmt: skip
-SPECS = {spec.metric: spec for spec in (*ACCURACY, *LIKELIHOOD, *GENERATION, *COST)}
+SPECS = {spec.metric: spec for spec in (*ACCURACY, *LIKELIHOOD, *GENERATION, *COST, *LATENCY, *LIMITS)}
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ def _wheres(spec: Spec, rows: list[Row]) -> list[str]:
         parts = []
         if all(where.get(key) is not None for key in point):
             parts.append("{batch}×{context}+{output}".format(**where))
-        if len(tasks) > 1 or (spec not in COST and row["task"] != "heldout"):
+        if len(tasks) > 1 or (spec not in (*COST, *LATENCY, *LIMITS) and row["task"] != "heldout"):
             parts.append(row["task"])
         found.append(", ".join([*parts, *(f"{key} {where[key]}" for key in telling if key in where)]))
     return found

@@ -165,6 +165,25 @@ class Grid:
     lines: list[tuple[str, list[tuple[str, str]], str]]  # text, (value, range) of each column, n
 
 
+def points(report: Report, specs: Iterable[Spec]) -> Grid:
+    """Some metrics of speed side by side, a line for each point of the grid and model."""
+    cells: dict[tuple[str, str], dict[str, Row]] = {}
+    seen = []
+    for spec in specs:
+        found = [g for g in groups(report, spec) if any(row["value"] is not None for row in g.rows.values())]
+        seen += [spec] if found else []
+        for group in found:
+            for subject, row in group.rows.items():
+                cells.setdefault((group.where, subject), {})[spec.metric] = row
+    made = []
+    for (where, subject), rows in cells.items():
+        line = [(shown(spec, rows[spec.metric]["value"]) if spec.metric in rows else MISSING, "") for spec in seen]
+        counts = [row["n"] for row in rows.values() if row["n"] is not None]
+        name = where if lone(report) else f"{where}, {subject}"
+        made.append((name, line, f"{max(counts):,}" if counts else MISSING))
+    return Grid([spec.label for spec in seen], made)
+
+
 def divergence(report: Report) -> Grid:
     """How far the predictions are from the base's: mean and percentiles side by side, a line for each text."""
     cells: dict[str, dict[str, Row]] = {}

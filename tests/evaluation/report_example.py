@@ -27,12 +27,26 @@ def cost_rows(grid: tuple[tuple[int, int, int], ...] = GRID) -> list[Row]:
         context = {"cpu_share": 0.97, "weights": "bfloat16", "load_average": [0.1, 0.2, 0.3]}
         for batch, length, output in grid:
             where = {**SPEED, "batch": batch, "context": length, "output": output}
+            for metric, value in (("ttft_s", 0.3 * batch * length / 128), ("itl_s", 0.06 * batch**0.5)):
+                rows.append(row(metric, subject, "speed", value / speed, low=0.93 * value / speed, n=4,
+                                high=1.1 * value / speed, conditions=where, context=context))  # fmt: skip
+            for part, share in (("p90", 1.08), ("p99", 1.1)):
+                rows += [
+                    row(f"ttft_{part}_s", subject, "speed", 0.3 * share, n=4, conditions=where, context=context),
+                    row(f"itl_{part}_s", subject, "speed", 0.06 * share, n=64, conditions=where, context=context),
+                ]  # fmt: skip
+            for metric, value in (("mbu", 0.31), ("mfu", 0.42), ("ceiling_tok_s", 90.0), ("kv_cache_bytes", 3.3e6)):
+                rows.append(row(metric, subject, "speed", value, conditions=where, context=context))
             for metric, value in (("prefill_tok_s", 400.0), ("decode_tok_s", 16.0)):
                 median = speed * value * batch**0.7
                 rows.append(row(metric, subject, "speed", median, low=0.93 * median, high=1.1 * median, n=4,
                                 conditions=where, context=context))  # fmt: skip
         rows.append(row("peak_memory_bytes", subject, "speed", 8e8 / speed, low=7.9e8 / speed, high=8e8 / speed, n=2,
                         conditions=SPEED, context=context))  # fmt: skip
+        rows += [
+            row("weight_bytes", subject, "speed", 2.7e8 / speed, conditions=SPEED, context=context),
+            row("energy_j", subject, "speed", None, conditions=SPEED, context={**context, "absent": "no counters"}),
+        ]  # fmt: skip
         rows.append(row("load_s", subject, "speed", 0.6 * speed, low=0.5 * speed, high=0.7 * speed, n=2,
                         conditions={**SPEED, "page_cache": "warm"}, context=context))  # fmt: skip
     return rows

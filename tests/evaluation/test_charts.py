@@ -36,7 +36,9 @@ def test_every_kind_of_row_has_its_chart(full: dict[str, Chart]) -> None:
     empty = [row(m, s, "t", None) for m, s in (("acc", "base"), ("acc_delta", "pair"), ("block_error", "pair"),
              ("kld_mean", "pair"), ("size_bytes", "artifact"), ("decode_tok_s", "base"))]  # fmt: skip
     assert by_name(make_report(empty)) == {}
-    assert set(by_name(make_lone())) == {"accuracy", "perplexity", "size", "prefill", "decode"}
+    assert set(by_name(make_lone())) == {
+        "accuracy", "perplexity", "size", "memory", "prefill", "decode", "ttft", "itl",
+    }  # fmt: skip
 
 
 def test_accuracy_has_both_models_on_each_task_with_their_intervals(full: dict[str, Chart]) -> None:
@@ -119,6 +121,28 @@ def test_size_and_memory_share_a_unit() -> None:
     assert [(v["label"], v["subject"], v["value"], v["shown"]) for v in found][:2] == [
         ("checkpoint", "base", 538, "538 MB"), ("checkpoint", "artifact", 156, "156 MB"),
     ]  # fmt: skip
+
+
+def test_speed_is_drawn_by_batch_and_by_context(full: dict[str, Chart]) -> None:
+    def points(name: str) -> set[tuple[str, int, str]]:
+        return {(v["subject"], v["x"], v["series"]) for v in values(full[name])}
+
+    both = ("base", "artifact")
+    by_batch = {(s, x, c) for s in both for x, c in ((1, "128 tokens"), (4, "128 tokens"), (1, "512 tokens"))}
+    assert points("prefill") == points("decode") == by_batch
+    by_context = {(s, x, b) for s in both for x, b in ((128, "batch 1"), (512, "batch 1"), (128, "batch 4"))}
+    assert points("ttft") == points("itl") == by_context
+    assert {v["value"] for v in values(full["itl"]) if v["subject"] == "base" and v["x"] == 512} == {60}  # ms
+
+
+def test_memory_is_drawn_in_parts_that_make_the_peak(full: dict[str, Chart]) -> None:
+    parts = [(v["subject"], v["part"], v["value"]) for v in values(full["memory"])]
+    assert parts[:3] == [
+        ("base", "weights", 270.0),
+        ("base", "keys and values", 3.3),
+        ("base", "everything else", 526.7),
+    ]
+    assert sum(value for subject, _, value in parts if subject == "artifact") == pytest.approx(800 / 1.6)
 
 
 def test_a_picture_has_its_own_colours_and_says_what_it_shows(full: dict[str, Chart]) -> None:

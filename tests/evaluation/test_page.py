@@ -196,9 +196,9 @@ def test_charts_stand_where_there_are_rows() -> None:
 
     assert figures(make_report([])) == []
     assert figures(make_report(block_rows(1))) == ["block_error"]
-    assert figures(make_report(cost_rows())) == ["prefill", "decode", "size"]
-    assert figures(LONE) == ["accuracy", "perplexity", "prefill", "decode", "size"]
-    assert len(figures(FULL)) == 10
+    assert figures(make_report(cost_rows())) == ["prefill", "decode", "ttft", "itl", "size", "memory"]
+    assert figures(LONE) == ["accuracy", "perplexity", "prefill", "decode", "ttft", "itl", "size", "memory"]
+    assert len(figures(FULL)) == 13
 
 
 def test_a_page_of_nothing_says_so() -> None:
